@@ -1,0 +1,1000 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
+#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+# ]
+# ///
+"""Proximal policy optimisation (PPO), all of it, in this one file.
+
+Play T steps in N environments, let the critic say how much better than expected each action turned out (its advantage
+A), and make the better actions likelier. Several epochs of gradient steps reuse the same data, so the policy pi leaves
+the policy mu that collected it; the clipped objective takes away what would be gained by moving their ratio r far:
+
+    L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / mu(a|s)     (arXiv 1707.06347, eq. 7)
+
+    python ppo.py                                            # CartPole-v1, a few seconds
+    python ppo.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
+    python ppo.py --evaluate runs/DIR                        # play what a run has left behind
+
+Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices arXiv 2006.05990.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import io
+import itertools
+import json
+import math
+import os
+import pkgutil
+import platform
+import subprocess
+import sys
+import time
+import typing
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from gymnasium import spaces
+from torch import nn
+from tqdm import tqdm
+
+# Settings that learn, per environment; what the user gives wins. docs/ppo.md says which of them were confirmed.
+MUJOCO = {"num_envs": 1, "num_steps": 2048, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0,
+          "normalize_obs": True, "normalize_reward": True, "total_timesteps": 1_000_000}  # fmt: skip
+ATARI = {"num_envs": 8, "num_steps": 128, "learning_rate": 2.5e-4, "clip_coef": 0.1, "total_timesteps": 10_000_000}
+TUNED = {
+    "CartPole-v1": {
+        "num_envs": 32,
+        "num_steps": 64,
+        "num_minibatches": 8,
+        "learning_rate": 2e-3,
+        "gamma": 0.98,
+        "gae_lambda": 0.9,
+        "ent_coef": 0.0,
+        "total_timesteps": 150_000,
+    },  # fmt: skip
+    "HalfCheetah-v5": MUJOCO,
+    "Hopper-v5": MUJOCO,
+    "Walker2d-v5": MUJOCO,
+    "ALE/Pong-v5": ATARI,
+    "ALE/Breakout-v5": ATARI,
+}
+
+
+@dataclass
+class Args:
+    """PPO. Defaults are those tuned for --env-id where there are any."""
+
+    # run
+    env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
+    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    max_episode_steps: int | None = None  # truncate episodes after this many steps
+    max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    total_timesteps: int = 500_000  # environment steps to train for
+    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
+    seed: int = 1  # of everything that is drawn at random
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    torch_threads: int = 0  # 0: one for vectors (more fight over small matrices), all cores for images
+    eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
+    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    capture_video: bool = False  # film an episode at each evaluation
+    checkpoint_every: int = 0  # steps between checkpoints; 0: a twentieth of the run
+    resume: str | None = None  # run folder to continue
+    evaluate: str | None = None  # run folder to evaluate, without training
+    model: str = "best"  # weights that --evaluate plays: best, last or a step
+    render: bool = False  # show --evaluate in a window
+    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    run_dir: str | None = None  # where to write; None: runs/ENV__ppo__SEED__TIME
+    progress: bool = True  # show the progress bar
+    # algorithm
+    buffer: Literal["gae", "vtrace", "vanilla"] = "gae"  # how advantages are estimated
+    learning_rate: float = 3e-4  # of Adam
+    anneal_lr: bool = True  # lower the learning rate linearly to zero
+    num_envs: int = 8  # environments played side by side
+    num_steps: int = 128  # steps of each environment per rollout
+    num_minibatches: int = 4  # parts of a rollout, one gradient step each
+    update_epochs: int = 4  # passes over a rollout
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
+    rho_clip: float = 1.0  # V-trace: bound of the ratio that weighs temporal differences
+    c_clip: float = 1.0  # V-trace: bound of the ratio that carries them back in time
+    norm_adv: bool = True  # normalise advantages over each minibatch
+    clip_coef: float = 0.2  # eps of the clipped objective
+    clip_vloss: bool = False  # clip the value loss as well
+    clip_vloss_coef: float = 0.2  # how far a value may move before its loss is clipped
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # longer gradients are shortened to this norm
+    target_kl: float | None = None  # end an update at the first minibatch whose KL divergence exceeds this
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor (vectors only)
+    critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of the critic; None: as the actor's
+    normalize_obs: bool = False  # normalise observations by their running mean and deviation
+    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    compile: bool = False  # compile the loss and its gradient: faster, after half a minute
+
+    def __new__(cls, *_, **given):
+        """Note which arguments are given: `__post_init__` fills in only the others."""
+        self = super().__new__(cls)
+        self.given = given
+        return self
+
+    def __post_init__(self):
+        """Defaults come from the run that is resumed or evaluated, else from `config`, else from TUNED."""
+        run_dir = self.resume or self.evaluate
+        source = f"{run_dir}/config.json" if run_dir else self.config
+        for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
+            if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
+                setattr(self, name, value)
+
+
+class UserError(Exception):
+    """Something the user can mend: shown as one line, with exit code 2."""
+
+
+MODES = "resume evaluate model render config run_dir".split()  # what to do, not how: never taken from a config
+RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
+RESUMABLE += "device torch_threads progress compile".split()  # these may change when a run is resumed
+POSITIVE = "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes max_episode_steps".split()
+
+
+def read_config(path):
+    """The arguments in the config.json of a run, as a dict. UserError if it is none, or has an unknown field."""
+    try:
+        stored = json.loads(Path(path).read_text())["args"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is not the config.json of a run: {error!r}") from None
+    if unknown := [name for name, _ in stored if name not in typing.get_type_hints(Args)]:
+        raise UserError(f"{path}: unknown field {', '.join(unknown)}")
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in stored if k not in MODES}
+
+
+def check_args(args):
+    """UserError that names the first argument of a wrong type, out of range or at odds with another."""
+
+    def fits(value, hint):  # hint: a plain type, a Literal, a union, or a tuple of one type
+        origin, options = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Literal:
+            return value in options
+        if origin is tuple:
+            return type(value) is tuple and all(fits(item, options[0]) for item in value)
+        return any(fits(value, o) for o in options) or type(value) is hint or (hint is float and type(value) is int)
+
+    for name, hint in typing.get_type_hints(Args).items():
+        value = getattr(args, name)
+        if not fits(value, hint):
+            raise UserError(f"{name} must be {getattr(hint, '__name__', hint)}, not {value!r}")
+        low = 1 if name in POSITIVE or "hidden" in name else -math.inf if name.endswith("return") else 0
+        high = 1 if name in ("gamma", "gae_lambda") else math.inf
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, (int, float)) and not low <= number <= high:
+                raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
+    if args.num_envs * args.num_steps % args.num_minibatches:
+        rows = f"num_envs x num_steps = {args.num_envs * args.num_steps} rows"
+        raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches} equal parts")
+
+
+# ---------------------------------------------------------------------------------------------------- environment
+
+PLUGINS = {"ALE/": "ale-py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
+
+
+class ReturnLimit(gym.Wrapper):
+    """Truncate an episode once its return reaches `limit`."""
+
+    def __init__(self, env, limit):
+        super().__init__(env)
+        self.limit = limit
+
+    def reset(self, **kwargs):
+        self.total = 0.0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.total += float(reward)
+        return obs, reward, terminated, truncated or self.total >= self.limit, info
+
+
+def make_envs(args, num_envs, render_mode=None, wrappers=()):
+    """A vector environment with next-step autoreset, whose observations are Boxes (others are flattened).
+
+    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
+    UserError, saying what to do, if it cannot be made.
+    """
+    package = next((package for prefix, package in PLUGINS.items() if args.env_id.startswith(prefix)), None)
+    try:
+        if package:
+            importlib.import_module(package.replace("-", "_"))
+        kwargs = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        wrappers = [pkgutil.resolve_name(path) for path in args.wrappers] + list(wrappers)
+        if args.max_episode_return is not None:
+            wrappers.append(functools.partial(ReturnLimit, limit=args.max_episode_return))
+        mode = "sync" if wrappers or render_mode else None
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+        if not isinstance(envs.single_observation_space, spaces.Box):
+            envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
+        return envs
+    except Exception as error:  # whatever went wrong, the library that complains knows best
+        hint = f" (try: pip install {package})" if package and isinstance(error, ImportError) else ""
+        raise UserError(f"cannot make {args.env_id}: {' '.join(str(error).split())}{hint}") from None
+
+
+# ------------------------------------------------------------------------------------------------------- networks
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all rows seen so far; buffers of the module, so that every saved model has them."""
+
+    def __init__(self, shape):
+        super().__init__()
+        for name, value in (("mean", torch.zeros(shape)), ("var", torch.ones(shape)), ("count", torch.zeros(()))):
+            self.register_buffer(name, value)
+
+    def update(self, rows):
+        """Merge `rows` (B, *shape), a NumPy array, in float64 (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        mean, var, count = (buffer.cpu().numpy().astype(np.float64) for buffer in self.buffers())
+        total, delta = count + len(rows), rows.mean(0, dtype=np.float64) - mean
+        squares = var * count + rows.var(0, dtype=np.float64) * len(rows) + delta**2 * count * len(rows) / total
+        for buffer, value in zip(self.buffers(), (mean + delta * len(rows) / total, squares / total, total)):
+            buffer.copy_(torch.as_tensor(value))
+
+    def forward(self, x):
+        """Normalise (B, *shape), clip to ±10."""
+        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-10, 10)
+
+
+def layer(module, generator, gain=2**0.5):
+    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain, generator)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+def mlp(sizes, generator, last_gain):
+    """Linear layers between the given sizes, tanh after all but the last."""
+    hidden = [(layer(nn.Linear(i, o), generator), nn.Tanh()) for i, o in zip(sizes, sizes[1:-1])]
+    return nn.Sequential(*itertools.chain(*hidden), layer(nn.Linear(*sizes[-2:]), generator, last_gain))
+
+
+def nature_cnn(channels, height, width, generator):
+    """Trunk for images (Mnih 2015): (B, channels, height, width) -> (B, 512)."""
+    layers = []
+    for inputs, outputs, kernel, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+        layers += [layer(nn.Conv2d(inputs, outputs, kernel, stride), generator), nn.ReLU()]
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return nn.Sequential(*layers, nn.Flatten(), layer(nn.Linear(64 * height * width, 512), generator), nn.ReLU())
+
+
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for `nature_cnn`."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+class Categorical:
+    """One or more independent discrete factors; their `logits` (B, sum of `sizes`) stand side by side."""
+
+    def __init__(self, logits, sizes):
+        self.log_probs = [factor.log_softmax(1) for factor in logits.split(sizes, 1)]
+
+    def log_prob(self, actions):
+        """(B,) for actions (B, factors)."""
+        return sum(p.gather(1, a) for p, a in zip(self.log_probs, actions.split(1, 1))).squeeze(1)
+
+    def entropy(self):
+        """(B,), in nats."""
+        return -sum((p.exp() * p).sum(1) for p in self.log_probs)
+
+
+class DiagonalGaussian:
+    """Independent normal variables with `mean` (B, D) and `log_std` (D,)."""
+
+    def __init__(self, mean, log_std):
+        self.mean, self.log_std = mean, log_std
+
+    def log_prob(self, actions):
+        """(B,): log-density of actions (B, D) before they are clipped to the bounds of the environment."""
+        z = (actions - self.mean) * (-self.log_std).exp()
+        return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(1)
+
+    def entropy(self):
+        """(B,), in nats."""
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(self.mean))
+
+
+class Agent(nn.Module):
+    """Actor and critic: two MLPs on vectors, two linear heads on a shared CNN on images.
+
+    Discrete, MultiDiscrete and MultiBinary actions are all lists of categorical factors (a bit has two categories),
+    Box actions are Gaussian. Everywhere but in the environment, actions are (B, factors or dimensions).
+    """
+
+    def __init__(self, observation_space, action_space, args, device="cpu"):
+        super().__init__()
+        self.device, self.action_space, self.image = torch.device(device), action_space, is_image(observation_space)
+        self.continuous = isinstance(action_space, spaces.Box)
+        if self.continuous:
+            outputs = math.prod(action_space.shape)
+            self.log_std = nn.Parameter(torch.zeros(outputs))
+        else:
+            binary = isinstance(action_space, spaces.MultiBinary)
+            sizes = [2] * math.prod(action_space.shape) if binary else getattr(action_space, "nvec", action_space.n)
+            self.sizes = np.ravel(sizes).tolist()
+            self.factors = [slice(end - size, end) for size, end in zip(self.sizes, np.cumsum(self.sizes))]
+            outputs = sum(self.sizes)
+        generator = torch.Generator().manual_seed(args.seed)
+        shape = observation_space.shape
+        if self.image:
+            self.channels_last = shape[2] == min(shape)
+            self.trunk = nature_cnn(*(np.roll(shape, 1).tolist() if self.channels_last else shape), generator)
+            self.actor, self.critic = (
+                layer(nn.Linear(512, outputs), generator, 0.01),
+                layer(nn.Linear(512, 1), generator, 1),
+            )
+        else:
+            self.actor = mlp([math.prod(shape), *args.hidden_sizes, outputs], generator, 0.01)
+            self.critic = mlp([math.prod(shape), *(args.critic_hidden_sizes or args.hidden_sizes), 1], generator, 1)
+        self.obs_stats = RunningMeanStd(math.prod(shape)) if args.normalize_obs else None
+        self.return_stats = RunningMeanStd(()) if args.normalize_reward else None
+        self.to(self.device)
+        self.leaves = list(self.parameters())
+        self.flat = flatten_parameters(self.leaves)
+        # Small matrices on a CPU: torch's overhead per call exceeds the arithmetic, so acting is done in NumPy, on the
+        # memory of the parameters themselves (which are therefore only ever changed in place).
+        self.acts_in_numpy = not self.image and self.device.type == "cpu"
+        if self.acts_in_numpy:
+            linears = [module for module in self.actor if isinstance(module, nn.Linear)]
+            self.numpy_layers = [(m.weight.detach().numpy().T, m.bias.detach().numpy()) for m in linears]
+
+    def features(self, obs):
+        """What actor and critic see of observations (B, …): images through the CNN, vectors flat and normalised."""
+        if self.image:
+            return self.trunk((obs.movedim(-1, -3) if self.channels_last else obs).float() / 255)
+        obs = obs.flatten(1).float()
+        return self.obs_stats(obs) if self.obs_stats else obs
+
+    def forward(self, obs, actions):
+        """(log-probs, entropies, values), each (B,), of tensors of observations (B, …) and actions."""
+        features = self.features(obs)
+        output = self.actor(features)
+        pi = DiagonalGaussian(output, self.log_std) if self.continuous else Categorical(output, self.sizes)
+        return pi.log_prob(actions), pi.entropy(), self.critic(features).squeeze(1)
+
+    def policy_output(self, obs):
+        """Logits or means for a NumPy array of observations, as a NumPy array."""
+        if not self.acts_in_numpy:
+            with torch.no_grad():
+                return self.actor(self.features(torch.as_tensor(obs, device=self.device))).cpu().numpy()
+        x = obs.reshape(len(obs), -1)
+        if self.obs_stats:
+            x = self.obs_stats(torch.from_numpy(x)).numpy()
+        *hidden, (weight, bias) = self.numpy_layers
+        for w, b in hidden:
+            x = np.tanh(x @ w + b)
+        return x @ weight + bias
+
+    def sample(self, obs, rng=None):
+        """Actions for a NumPy array of observations: drawn with the NumPy generator `rng`; without it, the mode."""
+        output = self.policy_output(obs)
+        if self.continuous:
+            noise = 0 if rng is None else rng.standard_normal(output.shape, np.float32)
+            return output + np.exp(self.log_std.detach().cpu().numpy()) * noise
+        if rng is not None:  # the Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from their softmax
+            output = output + rng.gumbel(size=output.shape)
+        return np.array([output[:, factor].argmax(1) for factor in self.factors]).T
+
+    def to_env(self, actions):
+        """Actions as the environment takes them: clipped to the bounds of a Box, in the space's shape and type."""
+        space = self.action_space
+        actions = actions.reshape(-1, *space.shape)
+        if self.continuous:
+            return np.clip(actions, space.low, space.high).astype(space.dtype)
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)
+
+    def act(self, obs):
+        """What the deterministic policy does: NumPy observations (B, …) -> actions as the environment takes them."""
+        return self.to_env(self.sample(obs))
+
+
+def flatten_parameters(parameters):
+    """Lay parameters end to end in one vector, of which they become views. Returns the vector."""
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+        p.data = part.view_as(p)
+    return flat
+
+
+# -------------------------------------------------------------------------------------------- returns and buffers
+# All tensors are time-major, (T, N). next_values[t] is the value of the true successor of step t: terminated, it counts
+# for nothing; truncated, it stands for the rest of the episode. Both cut the recursion; terminated wins over truncated.
+
+
+def backwards(terms, decay, last):
+    """x_t = terms_t + decay_t x_{t+1} from x_T = `last` (N,) back to x_0: the recursion of all three estimators."""
+    xs, x = [], last
+    for term, factor in zip(terms.flip(0), decay.flip(0)):
+        x = term + factor * x
+        xs.append(x)
+    return torch.stack(xs).flip(0)
+
+
+def compute_returns(rewards, next_values, terminated, truncated, gamma):
+    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}, with V(s_{t+1}) for R_{t+1} where something was cut off."""
+    next_values, ends = next_values * ~terminated, terminated | truncated
+    return backwards(rewards + gamma * ends * next_values, gamma * ~ends, next_values[-1])
+
+
+def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalised advantage estimation: (advantages, returns), each (T, N).
+
+    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    advantages = backwards(deltas, gamma * gae_lambda * ~(terminated | truncated), torch.zeros_like(rewards[0]))
+    return advantages, advantages + values
+
+
+def compute_vtrace(rewards, values, next_values, terminated, truncated, log_ratios, gamma, rho_clip=1.0, c_clip=1.0):
+    """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu, current over behaviour policy.
+
+    v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
+    rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
+    Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}.
+    """
+    ratios, next_values, goes_on = log_ratios.exp(), next_values * ~terminated, ~(terminated | truncated)
+    rho, c = ratios.clamp(max=rho_clip), ratios.clamp(max=c_clip)
+    nothing = torch.zeros_like(rewards[0])
+    corrections = backwards(rho * (rewards + gamma * next_values - values), gamma * c * goes_on, nothing)
+    next_targets = next_values + torch.cat([corrections[1:], nothing[None]]) * goes_on
+    return rho * (rewards + gamma * next_targets - values), values + corrections
+
+
+Batch = namedtuple("Batch", "obs actions log_probs values advantages returns")  # flat tensors (B, …), of the same rows
+
+
+class RolloutBuffer:
+    """One rollout, time-major (T, N, …), with plain discounted returns. Kept in host memory, images as uint8.
+
+    After an episode's end the next row only resets its environment (next-step autoreset): the action in it was
+    ignored. Such reset rows never enter a minibatch. The observation in them is the final one of the episode, so the
+    true successor of step t is always the observation in row t + 1, whether or not an episode ended in between.
+    """
+
+    def __init__(self, num_steps, num_envs, observation_space, action_space, device="cpu", gamma=0.99):
+        T, N, D = num_steps, num_envs, math.prod(action_space.shape)  # D = 1 for Discrete, whose shape is ()
+        obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)
+        self.actions = np.zeros((T, N, D), np.float32 if isinstance(action_space, spaces.Box) else np.int64)
+        self.rewards = np.zeros((T, N), np.float32)
+        self.terminated, self.truncated, self.reset_rows = np.zeros((3, T, N), bool)
+        self.num_steps, self.num_envs, self.device, self.gamma, self.row = T, N, device, gamma, 0
+
+    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
+        """Append a step of all environments, each argument (N, …); in a full buffer the next rollout begins."""
+        t = self.row
+        self.obs[t], self.actions[t], self.rewards[t], self.obs[t + 1] = obs, actions, rewards, next_obs
+        self.terminated[t], self.truncated[t], self.reset_rows[t] = terminated, truncated, reset_rows
+        self.row = (t + 1) % self.num_steps
+
+    def tensors(self, *names):
+        """The named arrays as tensors on the device."""
+        return [torch.as_tensor(getattr(self, name), device=self.device) for name in names]
+
+    def evaluate(self, agent):
+        """(log-probs (T, N), values (T + 1, N)) of the whole rollout under the agent, without gradient."""
+        obs, actions = self.tensors("obs", "actions")
+        actions = torch.cat([actions, actions[:1]])  # the last observation has no action yet: any will do
+        with torch.no_grad():
+            parts = [agent(o, a) for o, a in zip(obs.flatten(0, 1).split(8192), actions.flatten(0, 1).split(8192))]
+        log_probs, _, values = (torch.cat(part).view(-1, self.num_envs) for part in zip(*parts))
+        return log_probs[:-1], values
+
+    def compute_returns(self, log_probs, values, behaviour_log_probs=None):
+        """Set advantages and returns (T, N) from a policy's log-probs (T, N) and its critic's values (T + 1, N).
+
+        The policy is the one that acted, unless the log-probs of that one are given as well.
+        """
+        self.log_probs, self.values = log_probs if behaviour_log_probs is None else behaviour_log_probs, values[:-1]
+        rewards, terminated, truncated = self.tensors("rewards", "terminated", "truncated")
+        step = rewards, self.values, values[1:], terminated, truncated
+        self.advantages, self.returns = self.estimate(*step, log_probs - self.log_probs)
+
+    def estimate(self, rewards, values, next_values, terminated, truncated, log_ratios):
+        """(advantages R - V, returns R), each (T, N)."""
+        returns = compute_returns(rewards, next_values, terminated, truncated, self.gamma)
+        return returns - values, returns
+
+    def before_epoch(self, agent):
+        """Called before every epoch but the first: nothing to do, estimates are those of the behaviour policy."""
+
+    def minibatches(self, num_minibatches, rng):
+        """Yield Batches, in random order, which together hold every row but the reset rows once."""
+        rows = torch.as_tensor(rng.permutation(np.flatnonzero(~self.reset_rows)), device=self.device)
+        fields = *self.tensors("obs", "actions"), self.log_probs, self.values, self.advantages, self.returns
+        parts = [field.flatten(0, 1)[rows].tensor_split(num_minibatches) for field in fields]
+        return (Batch(*part) for part in zip(*parts) if len(part[0]))
+
+
+class GAEBuffer(RolloutBuffer):
+    """A rollout with generalised advantage estimation."""
+
+    def __init__(self, num_steps, num_envs, observation_space, action_space, device="cpu", gamma=0.99, gae_lambda=0.95):
+        super().__init__(num_steps, num_envs, observation_space, action_space, device, gamma)
+        self.gae_lambda = gae_lambda
+
+    def estimate(self, rewards, values, next_values, terminated, truncated, log_ratios):
+        """(advantages, returns), each (T, N), by GAE."""
+        return compute_gae(rewards, values, next_values, terminated, truncated, self.gamma, self.gae_lambda)
+
+
+class VTraceBuffer(RolloutBuffer):
+    """A rollout whose later epochs are corrected, by V-trace, for how far the policy has moved since it was played."""
+
+    def __init__(
+        self, num_steps, num_envs, observation_space, action_space, device="cpu", gamma=0.99, rho_clip=1.0, c_clip=1.0
+    ):
+        super().__init__(num_steps, num_envs, observation_space, action_space, device, gamma)
+        self.rho_clip, self.c_clip = rho_clip, c_clip
+
+    def estimate(self, *step_and_log_ratios):
+        """(advantages, targets), each (T, N), by V-trace."""
+        return compute_vtrace(*step_and_log_ratios, self.gamma, self.rho_clip, self.c_clip)
+
+    def before_epoch(self, agent):
+        """Anew, with the log-probs and values of the policy as it is now; the clipping goes on against behaviour's."""
+        self.compute_returns(*self.evaluate(agent), self.log_probs)
+
+
+# ----------------------------------------------------------------------------------------------- losses and update
+
+
+def policy_loss(log_ratios, advantages, clip_coef):
+    """The clipped surrogate, negated, of log r = log pi - log mu (B,) and advantages A (B,).
+
+    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ]   (arXiv 1707.06347, eq. 7). Where A > 0 only the upper bound can be
+    the smaller one, where A < 0 only the lower, so the clipped term may as well be the constant A + eps |A|.
+    """
+    return -torch.min(log_ratios.exp() * advantages, advantages + clip_coef * advantages.abs()).mean()
+
+
+def value_loss(values, old_values, returns, clip_coef=None):
+    """Half the mean squared error; with `clip_coef`, moving a value further than that from its old gains nothing."""
+    errors = (values - returns).square()
+    if clip_coef is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        errors = torch.max(errors, (clipped - returns).square())
+    return 0.5 * errors.mean()
+
+
+def normalize(advantages):
+    """Zero mean and unit (population) deviation over the batch (B,)."""
+    std, mean = torch.std_mean(advantages, correction=0)
+    return (advantages - mean) / (std + 1e-8)
+
+
+def approximate_kl(log_ratios):
+    """KL(mu || pi) from log r of samples of mu: E[(r - 1) - log r], unbiased and without negative terms."""
+    return (log_ratios.exp() - 1 - log_ratios).mean()
+
+
+class Adam:
+    """Adam (arXiv 1412.6980, algorithm 1) on the flat vector of all parameters.
+
+    The numbers of torch.optim.Adam, without the time that many small tensors and the first use of torch.optim take.
+    """
+
+    def __init__(self, flat, eps=1e-5):
+        self.flat, self.eps = flat, eps
+        self.state = {"m": torch.zeros_like(flat), "v": torch.zeros_like(flat), "t": torch.zeros(())}
+
+    def step(self, gradient, learning_rate, max_norm):
+        """Descend along `gradient`, shortened to `max_norm` before."""
+        gradient = gradient * (max_norm / (gradient.norm() + 1e-6)).clamp(max=1)
+        m, v, t = self.state.values()
+        t += 1
+        m.lerp_(gradient, 1 - 0.9)
+        v.lerp_(gradient.square(), 1 - 0.999)
+        v_hat = v / (1 - 0.999 ** t.item())
+        self.flat.addcdiv_(m, v_hat.sqrt() + self.eps, value=-learning_rate / (1 - 0.9 ** t.item()))
+
+
+def minibatch_gradient(agent, batch, args):
+    """(flat gradient, [loss, policy loss, value loss, entropy], log pi - log mu (B,)) of a Batch."""
+    log_probs, entropies, values = agent(batch.obs, batch.actions)
+    log_ratios = log_probs - batch.log_probs
+    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
+    pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
+    v_loss = value_loss(values, batch.values, batch.returns, args.clip_vloss_coef if args.clip_vloss else None)
+    entropy = entropies.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, agent.leaves)])
+    return gradient, torch.stack([loss, pg_loss, v_loss, entropy]).detach(), log_ratios.detach()
+
+
+def learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of=minibatch_gradient):
+    """Estimate advantages and take all gradient steps on one rollout. Returns the figures for metrics.csv."""
+    buffer.compute_returns(*buffer.evaluate(agent))
+    explained_variance = 1 - (buffer.returns - buffer.values).var() / (buffer.returns.var() + 1e-8)
+    figures, log_ratios, stop = [], [], False
+    for epoch in range(args.update_epochs):
+        if epoch > 0 and not stop:
+            buffer.before_epoch(agent)
+        for batch in buffer.minibatches(args.num_minibatches, rng):
+            if stop:
+                break
+            gradient, figure, log_ratio = gradient_of(agent, batch, args)
+            optimizer.step(gradient, learning_rate, args.max_grad_norm)
+            figures.append(figure)
+            log_ratios.append(log_ratio)
+            stop = args.target_kl is not None and approximate_kl(log_ratio) > args.target_kl
+    log_ratios = torch.cat(log_ratios)
+    figures = dict(zip(("loss", "policy_loss", "value_loss", "entropy"), torch.stack(figures).mean(0)))
+    figures["approx_kl"] = approximate_kl(log_ratios)
+    figures["clip_fraction"] = ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean()
+    return {name: x.item() for name, x in (figures | {"explained_variance": explained_variance}).items()}
+
+
+def scale_rewards(buffer, stats, discounted):
+    """Divide the buffer's rewards by the running deviation of the discounted return and clip them to ±10.
+
+    `stats` is a RunningMeanStd, `discounted` (N,) the discounted return before the rollout. Returns that after it.
+    """
+    history = np.empty(buffer.rewards.shape)
+    for t, ended in enumerate(buffer.terminated | buffer.truncated):
+        history[t] = discounted = discounted * buffer.gamma + buffer.rewards[t]
+        discounted = discounted * ~ended
+    stats.update(history[~buffer.reset_rows])
+    buffer.rewards = np.clip(buffer.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10).astype(np.float32)
+    return discounted
+
+
+# -------------------------------------------------------------------------------------- run folder and evaluation
+
+# Unpickled, these environments go on just where they were (tested). Others pickle without complaint and come back
+# rebuilt, their state lost (Box2D, MuJoCo): they are not carried over, their episodes restart.
+CARRIED = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "minigrid.")
+
+
+def evaluate(agent, args, episodes=100, seed=0, render_mode=None, wrappers=()):
+    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
+
+    Every episode has a slot of its own: to count those that finish first would favour the short ones. Where nothing
+    else limits an episode, it is cut after 1,000 steps.
+    """
+    envs = make_envs(args, episodes, render_mode, wrappers)
+    obs, _ = envs.reset(seed=seed)
+    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    for _ in range(args.max_episode_steps or getattr(envs.spec, "max_episode_steps", None) or 1_000):
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
+        returns[playing] += rewards[playing]
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
+    envs.close()
+    return float(returns.mean()), float(returns.std())
+
+
+def film(agent, args, folder, name, seed=0):
+    """Write folder/NAME-episode-0.mp4: one deterministic episode."""
+    camera = functools.partial(
+        gym.wrappers.RecordVideo, video_folder=str(folder), name_prefix=name, disable_logger=True
+    )
+    evaluate(agent, args, 1, seed, "rgb_array", [camera])
+
+
+def atomic_write(path, write):
+    """Call write(temporary path), then rename: whoever looks finds the old file or the new one, never half of one."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    write(temporary)
+    os.replace(temporary, path)
+
+
+def start_run(args):
+    """Make the run folder and its config.json: all arguments, git commit, versions, machine. Returns its Path."""
+    name = f"{args.env_id.replace('/', '-')}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir, commit = Path(args.run_dir or f"runs/{name}"), ""
+    if (run_dir / "config.json").exists():
+        raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
+    (run_dir / "models").mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # no git on this machine
+        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    config = {
+        "args": dataclasses.asdict(args),
+        "git": {"commit": commit.rstrip("+"), "dirty": commit.endswith("+")},
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "gymnasium", "numpy")},
+        "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+    }
+    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
+    return run_dir
+
+
+def log_row(run_dir, row):
+    """Append a dict of figures to metrics.csv."""
+    with (run_dir / "metrics.csv").open("a") as file:
+        if file.tell() == 0:
+            file.write(",".join(row) + "\n")
+        file.write(",".join(f"{value:.8g}" for value in row.values()) + "\n")
+
+
+def evaluate_and_save(agent, args, run, run_dir):
+    """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked to."""
+    mean, std = evaluate(agent, args, args.eval_episodes, args.seed + 10_000)
+    best = all(mean >= earlier for _, earlier, _ in run.evaluations)
+    run.evaluations.append((run.step, mean, std))
+    state = {"env_id": args.env_id, "step": run.step, "agent": agent.state_dict()}
+    for name in [run.step, "best"] if best else [run.step]:
+        atomic_write(run_dir / f"models/{name}.pt", lambda path: torch.save(state, path))
+    if args.capture_video:
+        film(agent, args, run_dir / "videos", str(run.step), args.seed + 10_000)
+
+
+def save_checkpoint(run_dir, args, state, envs):
+    """Write checkpoint.pt and, where it can be carried over, the state of the environments.
+
+    That goes first, to a file with the step in its name; checkpoint.pt names it, so that its rename commits both.
+    """
+    entry_point = str(getattr(envs.spec, "entry_point", ""))
+    carried = entry_point.startswith(CARRIED) and all(path.startswith("gymnasium.") for path in args.wrappers)
+    state["envs_file"] = f"envs_{state['step']}.pkl" if carried else None
+    if carried:
+        import cloudpickle
+
+        atomic_write(run_dir / state["envs_file"], lambda path: path.write_bytes(cloudpickle.dumps(envs)))
+    state = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+    atomic_write(run_dir / "checkpoint.pt", lambda path: torch.save(state, path))
+    for file in run_dir.glob("envs_*.pkl"):
+        if file.name != state["envs_file"]:
+            file.unlink()
+
+
+def load_file(path, args, agent):
+    """Load what torch.save wrote, without executing any of it, and copy the weights into the agent. Returns the dict.
+
+    UserError unless the file is whole, of args.env_id and of a network like the agent's.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["env_id"] != args.env_id:
+            raise UserError(f"{path} is of {state['env_id']}, not of {args.env_id}")
+        agent.load_state_dict(state["agent"])
+        return state
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except UserError:
+        raise
+    except Exception as error:  # torch.load raises many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is damaged, or not of this script and network: {reason}") from None
+
+
+def load(run_dir, model="best", args=None):
+    """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged."""
+    args = args or Args(evaluate=str(run_dir))
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
+    load_file(Path(run_dir, "checkpoint.pt" if model == "last" else f"models/{model}.pt"), args, agent)
+    return agent
+
+
+def restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs):
+    """Put everything back as it was at the last checkpoint, and cut metrics.csv there. Returns the environments."""
+    config = read_config(run_dir / "config.json")
+    if changed := [name for name in config if name not in RESUMABLE and getattr(args, name) != config[name]]:
+        raise UserError(f"{', '.join(changed)} cannot change when a run is resumed")
+    state = load_file(run_dir / "checkpoint.pt", args, agent)
+    for name, value in optimizer.state.items():
+        value.copy_(state["optimizer"][name])
+    rng.bit_generator.state = state["rng"]
+    for name, value in vars(run).items():
+        setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
+    if state["envs_file"]:
+        import cloudpickle
+
+        envs = cloudpickle.loads((run_dir / state["envs_file"]).read_bytes())
+    else:
+        print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
+        run.obs, _ = envs.reset(seed=args.seed + run.step)
+        run.reset_rows[:], run.returns[:], run.discounted[:] = False, 0, 0
+    header, *rows = (run_dir / "metrics.csv").read_text().splitlines(keepends=True)
+    kept = [row for row in rows if int(row.split(",")[0]) <= run.step]
+    atomic_write(run_dir / "metrics.csv", lambda path: path.write_text("".join([header, *kept])))
+    return envs
+
+
+def draw_curve(run_dir, args, run):
+    """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, losses and entropy."""
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    steps, returns = np.array(run.episodes, float).reshape(-1, 2).T
+    sums = np.concatenate([np.zeros(100), returns.cumsum()])
+    running_mean = (sums[100:] - sums[:-100]) / np.minimum(np.arange(len(returns)) + 1, 100)
+    top.plot(steps, returns, ".", color="tab:blue", alpha=0.25, markersize=3, label="training episode")
+    top.plot(steps, running_mean, color="tab:blue", label="mean of the last 100")
+    if run.evaluations:
+        points = np.array(run.evaluations, float).T
+        top.errorbar(*points, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± standard deviation")
+    top.set(title=f"{args.env_id}, seed {args.seed}", ylabel="return of an episode")
+    metrics = np.genfromtxt(run_dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
+    for name in (name for name in metrics.dtype.names if name.endswith("_loss") or name == "entropy"):
+        bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
+    bottom.set(xlabel="environment steps", ylabel="mean over minibatches", yscale="symlog")
+    for axis in (top, bottom):
+        axis.legend()
+        axis.grid(alpha=0.3)
+    atomic_write(run_dir / "learning_curve.png", lambda path: figure.savefig(path, dpi=120, format="png"))
+
+
+def finish(run_dir, args, run):
+    """Write summary.json, print the last two lines, return the summary."""
+    step, mean, std = run.evaluations[-1]
+    summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": args.eval_episodes}
+    summary |= {"global_step": step, "seconds": run.seconds, "steps_per_second": step / run.seconds}
+    atomic_write(run_dir / "summary.json", lambda path: path.write_text(json.dumps(summary, indent=1)))
+    print(f"evaluation: {mean:.1f} ± {std:.1f} over {args.eval_episodes} episodes, after {step:,} steps")
+    print(f"learning curve: {run_dir / 'learning_curve.png'}   to watch it play: --evaluate {run_dir} --render")
+    return summary
+
+
+def check_finite(args, step, **fields):
+    """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+    for name, value in fields.items():
+        if not np.isfinite(value).all():
+            raise UserError(f"{args.env_id}, step {step}: {name} is NaN or infinite; the last checkpoint is good")
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def make_agent(args, envs):
+    """An untrained Agent for these environments. UserError if a space or the device is none this script handles."""
+    observation_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not isinstance(action_space, (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise UserError(
+            f"{args.env_id} has {action_space}; ppo.py needs Discrete, Box, MultiDiscrete or MultiBinary actions"
+        )
+    if not isinstance(observation_space, spaces.Box):
+        raise UserError(f"{args.env_id} has {observation_space}, which cannot be flattened; wrap it with --wrappers")
+    image = is_image(observation_space)
+    if image and args.normalize_obs:
+        raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
+    device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
+    torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
+    return Agent(observation_space, action_space, args, device)
+
+
+def make_buffer(args, envs, device):
+    """The buffer that `args` ask for."""
+    common = args.num_steps, args.num_envs, envs.single_observation_space, envs.single_action_space, device, args.gamma
+    if args.buffer == "vtrace":
+        return VTraceBuffer(*common, args.rho_clip, args.c_clip)
+    return GAEBuffer(*common, args.gae_lambda) if args.buffer == "gae" else RolloutBuffer(*common)
+
+
+def train(args):
+    """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
+    check_args(args)
+    envs = make_envs(args, args.num_envs)
+    agent = make_agent(args, envs)
+    optimizer, buffer, rng = Adam(agent.flat), make_buffer(args, envs, agent.device), np.random.default_rng(args.seed)
+    gradient_of = minibatch_gradient
+    if args.compile:
+        torch._dynamo.config.trace_autograd_ops = True  # so that loss and gradient become one compiled function
+        gradient_of = torch.compile(minibatch_gradient, fullgraph=True, dynamic=True)
+    obs, _ = envs.reset(seed=args.seed)
+    # All that the loop changes, besides weights and generators. A checkpoint holds it.
+    run = SimpleNamespace(step=0, seconds=0.0, episodes=[], evaluations=[], obs=obs)
+    run.reset_rows, run.returns, run.discounted = np.zeros(args.num_envs, bool), *np.zeros((2, args.num_envs))
+    run_dir = Path(args.resume) if args.resume else start_run(args)
+    args.run_dir = str(run_dir)
+    print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
+    if args.resume:
+        envs = restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs)
+    begun, drawn, finished = time.time() - run.seconds, time.time(), run.step >= args.total_timesteps
+    eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+    checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
+    bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=not args.progress)
+    while not finished:
+        first_step = run.step
+        for _ in range(args.num_steps):
+            actions = agent.sample(run.obs, rng)
+            next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+            buffer.add(run.obs, actions, rewards, terminated, truncated, run.reset_rows, next_obs)
+            run.step += args.num_envs - int(run.reset_rows.sum())
+            run.returns += rewards
+            run.obs, run.reset_rows = next_obs, terminated | truncated
+            if run.reset_rows.any():
+                run.episodes += [(run.step, total) for total in run.returns[run.reset_rows].tolist()]
+                run.returns[run.reset_rows] = 0
+        if not (np.isfinite(buffer.obs).all() and np.isfinite(buffer.rewards).all()):
+            check_finite(args, first_step, observation=buffer.obs[0])
+            for t, steps in enumerate(np.cumsum((~buffer.reset_rows).sum(1))):
+                check_finite(args, first_step + steps, observation=buffer.obs[t + 1], reward=buffer.rewards[t])
+        if agent.return_stats:
+            run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
+        learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
+        figures = learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of)
+        check_finite(args, run.step, loss=figures["loss"])
+        if agent.obs_stats:  # not earlier: acting and learning have to see the same numbers
+            agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows].reshape(-1, len(agent.obs_stats.mean)))
+
+        run.seconds = time.time() - begun
+        recent = [total for _, total in run.episodes[-100:]]
+        return_mean = sum(recent) / len(recent) if recent else math.nan
+        solved = args.stop_at_return is not None and len(recent) == 100 and return_mean >= args.stop_at_return
+        finished = solved or run.step >= args.total_timesteps
+        row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
+        log_row(run_dir, row | {"episodes": len(run.episodes), "learning_rate": learning_rate} | figures)
+        bar.update(run.step - first_step)
+        bar.set_postfix_str(f"mean return {return_mean:.1f}", refresh=finished)
+        if finished or run.step // eval_every > first_step // eval_every:
+            evaluate_and_save(agent, args, run, run_dir)
+        if finished or run.step // checkpoint_every > first_step // checkpoint_every:
+            state = {"env_id": args.env_id, "agent": agent.state_dict(), "optimizer": optimizer.state}
+            save_checkpoint(run_dir, args, state | {"rng": rng.bit_generator.state} | vars(run), envs)
+        if finished or time.time() - drawn > 30:
+            draw_curve(run_dir, args, run)
+            drawn = time.time()
+    bar.close()
+    envs.close()
+    return finish(run_dir, args, run)
+
+
+def main():
+    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("env_id", "config", "resume", "evaluate"):  # the defaults of all other flags depend on these
+        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", default=argparse.SUPPRESS)
+    complaint, args = io.StringIO(), None
+    try:
+        defaults = Args(**vars(first.parse_known_args()[0]))
+        check_args(defaults)
+        with contextlib.redirect_stderr(complaint):
+            args = tyro.cli(Args, default=defaults, description=__doc__)
+        if not args.evaluate:
+            train(args)
+            return
+        check_args(args)
+        agent = load(args.evaluate, args.model, args)
+        mean, std = evaluate(agent, args, args.eval_episodes, args.seed)
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
+        if args.capture_video:
+            film(agent, args, Path(args.evaluate, "videos"), args.model, args.seed)
+        if args.render:
+            evaluate(agent, args, 1, args.seed, "human")
+    except UserError as error:
+        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit:  # tyro has drawn a box around its complaint: keep the words
+        words = [line.strip("│ ") for line in complaint.getvalue().splitlines()[1:]]
+        sys.stderr.write(" ".join(itertools.takewhile(lambda line: line[:1] != "─", words)) + "\n" * bool(words))
+        raise
+    except KeyboardInterrupt:
+        where = f"; go on with --resume {args.run_dir}" if args and args.run_dir else ""
+        print(f"\nstopped{where}", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
