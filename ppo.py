@@ -332,8 +332,8 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(outputs))
         else:
             binary = isinstance(action_space, spaces.MultiBinary)
-            sizes = [2] * math.prod(action_space.shape) if binary else getattr(action_space, "nvec", action_space.n)
-            self.sizes = np.ravel(sizes).tolist()
+            sizes = np.full(action_space.shape, 2) if binary else getattr(action_space, "nvec", None)
+            self.sizes = [int(action_space.n)] if sizes is None else sizes.ravel().tolist()
             self.factors = [slice(end - size, end) for size, end in zip(self.sizes, np.cumsum(self.sizes))]
             outputs = sum(self.sizes)
         generator = torch.Generator().manual_seed(args.seed)
@@ -341,10 +341,8 @@ class Agent(nn.Module):
         if self.image:
             self.channels_last = shape[2] == min(shape)
             self.trunk = nature_cnn(*(np.roll(shape, 1).tolist() if self.channels_last else shape), generator)
-            self.actor, self.critic = (
-                layer(nn.Linear(512, outputs), generator, 0.01),
-                layer(nn.Linear(512, 1), generator, 1),
-            )
+            self.actor = layer(nn.Linear(512, outputs), generator, 0.01)
+            self.critic = layer(nn.Linear(512, 1), generator, 1)
         else:
             self.actor = mlp([math.prod(shape), *args.hidden_sizes, outputs], generator, 0.01)
             self.critic = mlp([math.prod(shape), *(args.critic_hidden_sizes or args.hidden_sizes), 1], generator, 1)
@@ -628,7 +626,9 @@ def minibatch_gradient(agent, batch, args):
 def learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of=minibatch_gradient):
     """Estimate advantages and take all gradient steps on one rollout. Returns the figures for metrics.csv."""
     buffer.compute_returns(*buffer.evaluate(agent))
-    explained_variance = 1 - (buffer.returns - buffer.values).var() / (buffer.returns.var() + 1e-8)
+    played = ~torch.as_tensor(buffer.reset_rows, device=agent.device)
+    returns, errors = buffer.returns[played], (buffer.returns - buffer.values)[played]
+    explained_variance = 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
     figures, log_ratios, stop = [], [], False
     for epoch in range(args.update_epochs):
         if epoch > 0 and not stop:
@@ -931,6 +931,8 @@ def train(args):
             check_finite(args, first_step, observation=buffer.obs[0])
             for t, steps in enumerate(np.cumsum((~buffer.reset_rows).sum(1))):
                 check_finite(args, first_step + steps, observation=buffer.obs[t + 1], reward=buffer.rewards[t])
+        if buffer.reset_rows.all():  # nothing was played: one environment, one step
+            continue
         if agent.return_stats:
             run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
         learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
