@@ -53,24 +53,35 @@ from tqdm import tqdm
 # Settings that learn, per environment; what the user gives wins. docs/ppo.md says which of them were confirmed.
 MUJOCO = {"num_envs": 1, "num_steps": 2048, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0,
           "normalize_obs": True, "normalize_reward": True, "total_timesteps": 1_000_000}  # fmt: skip
-ATARI = {"num_envs": 8, "num_steps": 128, "learning_rate": 2.5e-4, "clip_coef": 0.1, "total_timesteps": 10_000_000}
+ATARI = {"num_envs": 8, "num_steps": 128, "learning_rate": 2.5e-4, "clip_coef": 0.1, "clip_reward": True,
+         "total_timesteps": 10_000_000}  # fmt: skip
+LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "num_minibatches": 32, "learning_rate": 1e-3, "gamma": 0.999,
+                "gae_lambda": 0.98, "normalize_obs": True, "normalize_reward": True,
+                "total_timesteps": 1_000_000}  # fmt: skip
 TUNED = {
-    "CartPole-v1": {
-        "num_envs": 32,
-        "num_steps": 64,
-        "num_minibatches": 8,
-        "learning_rate": 2e-3,
-        "gamma": 0.98,
-        "gae_lambda": 0.9,
-        "ent_coef": 0.0,
-        "total_timesteps": 150_000,
-    },  # fmt: skip
+    "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
+                    "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 150_000},
+    "Acrobot-v1": {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "gae_lambda": 0.94, "ent_coef": 0.0,
+                   "normalize_obs": True, "normalize_reward": True, "total_timesteps": 200_000},
+    "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8, "ent_coef": 0.0,
+                       "learning_rate": 2e-3, "gae_lambda": 0.98, "normalize_obs": True, "normalize_reward": True,
+                       "total_timesteps": 1_000_000},
+    "Pendulum-v1": {"num_steps": 256, "num_minibatches": 16, "update_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9,
+                    "ent_coef": 0.0, "total_timesteps": 150_000},
+    "MountainCarContinuous-v0": {"num_minibatches": 8, "update_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9999,
+                                 "gae_lambda": 0.9, "ent_coef": 0.00429, "normalize_obs": True,
+                                 "normalize_reward": True, "total_timesteps": 100_000},
+    "LunarLander-v3": LUNAR_LANDER,
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0},
+    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 32, "update_epochs": 10, "gamma": 0.999,
+                         "ent_coef": 0.0, "normalize_obs": True, "normalize_reward": True,
+                         "total_timesteps": 3_000_000},
     "HalfCheetah-v5": MUJOCO,
     "Hopper-v5": MUJOCO,
     "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI,
     "ALE/Breakout-v5": ATARI,
-}
+}  # fmt: skip
 
 
 @dataclass
@@ -123,6 +134,7 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of the critic; None: as the actor's
     normalize_obs: bool = False  # normalise observations by their running mean and deviation
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are always true ones
     compile: bool = False  # compile the loss and its gradient: faster, after half a minute
 
     def __new__(cls, *_, **given):
@@ -208,7 +220,7 @@ class ReturnLimit(gym.Wrapper):
         return obs, reward, terminated, truncated or self.total >= self.limit, info
 
 
-def make_envs(args, num_envs, render_mode=None, wrappers=()):
+def make_envs(args, num_envs, render_mode=None):
     """A vector environment with next-step autoreset, whose observations are Boxes (others are flattened).
 
     The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
@@ -219,9 +231,11 @@ def make_envs(args, num_envs, render_mode=None, wrappers=()):
         if package:
             importlib.import_module(package.replace("-", "_"))
         kwargs = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
-        if args.max_episode_steps is not None:
+        if args.env_id.startswith("ALE/"):  # only a vector version, which counts frames and would clip the true rewards
+            kwargs = {"reward_clipping": False, "max_num_frames_per_episode": 4 * episode_limit(args)} | kwargs
+        elif args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
-        wrappers = [pkgutil.resolve_name(path) for path in args.wrappers] + list(wrappers)
+        wrappers = [pkgutil.resolve_name(path) for path in args.wrappers]
         if args.max_episode_return is not None:
             wrappers.append(functools.partial(ReturnLimit, limit=args.max_episode_return))
         mode = "sync" if wrappers or render_mode else None
@@ -232,6 +246,12 @@ def make_envs(args, num_envs, render_mode=None, wrappers=()):
     except Exception as error:  # whatever went wrong, the library that complains knows best
         hint = f" (try: pip install {package})" if package and isinstance(error, ImportError) else ""
         raise UserError(f"cannot make {args.env_id}: {' '.join(str(error).split())}{hint}") from None
+
+
+def episode_limit(args, spec=None):
+    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
+    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
+    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
 
 
 # ------------------------------------------------------------------------------------------------------- networks
@@ -669,16 +689,18 @@ def scale_rewards(buffer, stats, discounted):
 CARRIED = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "minigrid.")
 
 
-def evaluate(agent, args, episodes=100, seed=0, render_mode=None, wrappers=()):
+def evaluate(agent, args, episodes=100, seed=0, render_mode=None, frames=None):
     """(mean, standard deviation) of the undiscounted return of deterministic episodes.
 
-    Every episode has a slot of its own: to count those that finish first would favour the short ones. Where nothing
-    else limits an episode, it is cut after 1,000 steps.
+    Every episode has a slot of its own: to count those that finish first would favour the short ones. Pictures of the
+    first slot are appended to the list `frames`, if there is one.
     """
-    envs = make_envs(args, episodes, render_mode, wrappers)
+    envs = make_envs(args, episodes, render_mode)
     obs, _ = envs.reset(seed=seed)
     returns, playing = np.zeros(episodes), np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or getattr(envs.spec, "max_episode_steps", None) or 1_000):
+    for _ in range(episode_limit(args, envs.spec)):
+        if frames is not None:
+            frames.append(envs.render()[0] if render_mode else np.stack([obs[0, -1]] * 3, -1))
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -688,12 +710,14 @@ def evaluate(agent, args, episodes=100, seed=0, render_mode=None, wrappers=()):
     return float(returns.mean()), float(returns.std())
 
 
-def film(agent, args, folder, name, seed=0):
-    """Write folder/NAME-episode-0.mp4: one deterministic episode."""
-    camera = functools.partial(
-        gym.wrappers.RecordVideo, video_folder=str(folder), name_prefix=name, disable_logger=True
-    )
-    evaluate(agent, args, 1, seed, "rgb_array", [camera])
+def film(agent, args, path, seed=0):
+    """Write one deterministic episode as an mp4. Atari's vector version cannot render: there, what the agent sees."""
+    from moviepy import ImageSequenceClip  # slow to import
+
+    frames = []
+    evaluate(agent, args, 1, seed, None if args.env_id.startswith("ALE/") else "rgb_array", frames)
+    path.parent.mkdir(exist_ok=True)
+    ImageSequenceClip(frames, fps=30).write_videofile(str(path), logger=None)
 
 
 def atomic_write(path, write):
@@ -740,7 +764,7 @@ def evaluate_and_save(agent, args, run, run_dir):
     for name in [run.step, "best"] if best else [run.step]:
         atomic_write(run_dir / f"models/{name}.pt", lambda path: torch.save(state, path))
     if args.capture_video:
-        film(agent, args, run_dir / "videos", str(run.step), args.seed + 10_000)
+        film(agent, args, run_dir / f"videos/{run.step}.mp4", args.seed + 10_000)
 
 
 def save_checkpoint(run_dir, args, state, envs):
@@ -920,7 +944,8 @@ def train(args):
         for _ in range(args.num_steps):
             actions = agent.sample(run.obs, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-            buffer.add(run.obs, actions, rewards, terminated, truncated, run.reset_rows, next_obs)
+            learned = np.sign(rewards) if args.clip_reward else rewards
+            buffer.add(run.obs, actions, learned, terminated, truncated, run.reset_rows, next_obs)
             run.step += args.num_envs - int(run.reset_rows.sum())
             run.returns += rewards
             run.obs, run.reset_rows = next_obs, terminated | truncated
@@ -982,7 +1007,7 @@ def main():
         mean, std = evaluate(agent, args, args.eval_episodes, args.seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
         if args.capture_video:
-            film(agent, args, Path(args.evaluate, "videos"), args.model, args.seed)
+            film(agent, args, Path(args.evaluate, f"videos/{args.model}.mp4"), args.seed)
         if args.render:
             evaluate(agent, args, 1, args.seed, "human")
     except UserError as error:
