@@ -52,7 +52,7 @@ class Probe(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
         reward = float(self.reward(self.obs[0], action))
-        return self.obs, reward, self.end == "terminated", self.end == "truncated", {}
+        return self.obs.copy(), reward, self.end == "terminated", self.end == "truncated", {}
 
 
 class Delayed(gym.Env):
