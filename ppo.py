@@ -25,6 +25,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import importlib.util
 import io
 import itertools
 import json
@@ -86,7 +87,11 @@ TUNED = {
 
 @dataclass
 class Args:
-    """PPO. Defaults are those tuned for --env-id where there are any."""
+    """Every flag with its default, or what TUNED has for the environment.
+
+    The tuned values depend on the environment, and a value that the user gives wins: so `__new__` notes what was given,
+    and `__post_init__` fills in the rest. (dataclasses.replace gives every value: make new Args for a new environment.)
+    """
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -138,13 +143,13 @@ class Args:
     compile: bool = False  # compile the loss and its gradient: faster, after half a minute
 
     def __new__(cls, *_, **given):
-        """Note which arguments are given: `__post_init__` fills in only the others."""
+        """Note which arguments are given."""
         self = super().__new__(cls)
         self.given = given
         return self
 
     def __post_init__(self):
-        """Defaults come from the run that is resumed or evaluated, else from `config`, else from TUNED."""
+        """Fill in the others, from the run that is resumed or evaluated, else from `config`, else from TUNED."""
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
@@ -159,7 +164,10 @@ class UserError(Exception):
 MODES = "resume evaluate model render config run_dir".split()  # what to do, not how: never taken from a config
 RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
 RESUMABLE += "device torch_threads progress compile".split()  # these may change when a run is resumed
-POSITIVE = "total_timesteps num_envs num_steps num_minibatches update_epochs eval_episodes max_episode_steps".split()
+COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
+RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
+RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
+RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1)}  # all other numbers: from 0 to infinity
 
 
 def read_config(path):
@@ -187,15 +195,17 @@ def check_args(args):
     for name, hint in typing.get_type_hints(Args).items():
         value = getattr(args, name)
         if not fits(value, hint):
-            raise UserError(f"{name} must be {getattr(hint, '__name__', hint)}, not {value!r}")
-        low = 1 if name in POSITIVE or "hidden" in name else -math.inf if name.endswith("return") else 0
-        high = 1 if name in ("gamma", "gae_lambda") else math.inf
+            kind = str(hint) if typing.get_args(hint) else hint.__name__
+            raise UserError(f"{name} must be {kind.removeprefix('typing.')}, not {value!r}")
+        low, high = RANGES.get(name, (0, math.inf))
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not low <= number <= high:
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
     if args.num_envs * args.num_steps % args.num_minibatches:
         rows = f"num_envs x num_steps = {args.num_envs * args.num_steps} rows"
         raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches} equal parts")
+    if args.capture_video and not importlib.util.find_spec("moviepy"):
+        raise UserError("capture_video needs moviepy: pip install moviepy")
 
 
 # ---------------------------------------------------------------------------------------------------- environment
@@ -227,19 +237,31 @@ def make_envs(args, num_envs, render_mode=None):
     UserError, saying what to do, if it cannot be made.
     """
     package = next((package for prefix, package in PLUGINS.items() if args.env_id.startswith(prefix)), None)
+    atari = args.env_id.startswith(
+        "ALE/"
+    )  # has a vector version only; it counts frames, and would clip the true rewards
+    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
+        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
     try:
         if package:
             importlib.import_module(package.replace("-", "_"))
-        kwargs = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
-        if args.env_id.startswith("ALE/"):  # only a vector version, which counts frames and would clip the true rewards
-            kwargs = {"reward_clipping": False, "max_num_frames_per_episode": 4 * episode_limit(args)} | kwargs
+        kwargs = json.loads(args.env_kwargs)
+        if not isinstance(kwargs, dict):
+            raise ValueError(f"env_kwargs {args.env_kwargs} is not a JSON object")
+        if atari:
+            frames = kwargs.get("frameskip", 4) * episode_limit(args)
+            kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
         elif args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
+        if render_mode:
+            kwargs["render_mode"] = render_mode
         wrappers = [pkgutil.resolve_name(path) for path in args.wrappers]
         if args.max_episode_return is not None:
             wrappers.append(functools.partial(ReturnLimit, limit=args.max_episode_return))
         mode = "sync" if wrappers or render_mode else None
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+        if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+            raise ValueError("its vector version does not reset in the step after an episode's end (NEXT_STEP)")
         if not isinstance(envs.single_observation_space, spaces.Box):
             envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
         return envs
@@ -279,7 +301,7 @@ class RunningMeanStd(nn.Module):
 
 
 def layer(module, generator, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """A linear or convolutional layer, zero biases and orthogonal weights; a gain of √2 keeps signals their size."""
     nn.init.orthogonal_(module.weight, gain, generator)
     nn.init.zeros_(module.bias)
     return module
@@ -292,7 +314,7 @@ def mlp(sizes, generator, last_gain):
 
 
 def nature_cnn(channels, height, width, generator):
-    """Trunk for images (Mnih 2015): (B, channels, height, width) -> (B, 512)."""
+    """Trunk for images (Mnih 2015, doi 10.1038/nature14236): (B, channels, height, width) -> (B, 512)."""
     layers = []
     for inputs, outputs, kernel, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
         layers += [layer(nn.Conv2d(inputs, outputs, kernel, stride), generator), nn.ReLU()]
@@ -361,7 +383,7 @@ class Agent(nn.Module):
         if self.image:
             self.channels_last = shape[2] == min(shape)
             self.trunk = nature_cnn(*(np.roll(shape, 1).tolist() if self.channels_last else shape), generator)
-            self.actor = layer(nn.Linear(512, outputs), generator, 0.01)
+            self.actor = layer(nn.Linear(512, outputs), generator, 0.01)  # 0.01: at first, all equally likely
             self.critic = layer(nn.Linear(512, 1), generator, 1)
         else:
             self.actor = mlp([math.prod(shape), *args.hidden_sizes, outputs], generator, 0.01)
@@ -382,7 +404,7 @@ class Agent(nn.Module):
         """What actor and critic see of observations (B, …): images through the CNN, vectors flat and normalised."""
         if self.image:
             return self.trunk((obs.movedim(-1, -3) if self.channels_last else obs).float() / 255)
-        obs = obs.flatten(1).float()
+        obs = obs.reshape(len(obs), -1).float()
         return self.obs_stats(obs) if self.obs_stats else obs
 
     def forward(self, obs, actions):
@@ -394,10 +416,10 @@ class Agent(nn.Module):
 
     def policy_output(self, obs):
         """Logits or means for a NumPy array of observations, as a NumPy array."""
+        x = obs if self.image else np.asarray(obs, np.float32).reshape(len(obs), -1)
         if not self.acts_in_numpy:
             with torch.no_grad():
-                return self.actor(self.features(torch.as_tensor(obs, device=self.device))).cpu().numpy()
-        x = obs.reshape(len(obs), -1)
+                return self.actor(self.features(torch.as_tensor(x, device=self.device))).cpu().numpy()
         if self.obs_stats:
             x = self.obs_stats(torch.from_numpy(x)).numpy()
         *hidden, (weight, bias) = self.numpy_layers
@@ -473,11 +495,11 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, log_rati
     rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
     Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}.
     """
-    ratios, next_values, goes_on = log_ratios.exp(), next_values * ~terminated, ~(terminated | truncated)
+    ratios, next_values, continues = log_ratios.exp(), next_values * ~terminated, ~(terminated | truncated)
     rho, c = ratios.clamp(max=rho_clip), ratios.clamp(max=c_clip)
-    nothing = torch.zeros_like(rewards[0])
-    corrections = backwards(rho * (rewards + gamma * next_values - values), gamma * c * goes_on, nothing)
-    next_targets = next_values + torch.cat([corrections[1:], nothing[None]]) * goes_on
+    zeros = torch.zeros_like(rewards[0])
+    corrections = backwards(rho * (rewards + gamma * next_values - values), gamma * c * continues, zeros)
+    next_targets = next_values + torch.cat([corrections[1:], zeros[None]]) * continues
     return rho * (rewards + gamma * next_targets - values), values + corrections
 
 
@@ -487,9 +509,13 @@ Batch = namedtuple("Batch", "obs actions log_probs values advantages returns")  
 class RolloutBuffer:
     """One rollout, time-major (T, N, …), with plain discounted returns. Kept in host memory, images as uint8.
 
-    After an episode's end the next row only resets its environment (next-step autoreset): the action in it was
-    ignored. Such reset rows never enter a minibatch. The observation in them is the final one of the episode, so the
-    true successor of step t is always the observation in row t + 1, whether or not an episode ended in between.
+    After an episode's end the next row only resets its environment (next-step autoreset); the action in it is ignored:
+
+        row  observation          reward  terminated  reset row     An episode of two steps ends in s2. Row 2 is a reset
+         0   s0                   r0      no          no            row and never enters a minibatch, but it holds s2:
+         1   s1                   r1      yes         no            the true successor of step t is always the
+         2   s2, the final one    0       no          yes           observation in row t + 1, whether or not an episode
+         3   s0 of the next one   r0      no          no            ended in between.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space, device="cpu", gamma=0.99):
@@ -590,7 +616,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef`, moving a value further than that from its old gains nothing."""
+    """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
     errors = (values - returns).square()
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -605,7 +631,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from log r of samples of mu: E[(r - 1) - log r], unbiased and without negative terms."""
+    """KL(mu || pi) from log r of samples of mu: E[(r - 1) - log r], unbiased, no term negative (Schulman's k3)."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -644,34 +670,41 @@ def minibatch_gradient(agent, batch, args):
 
 
 def learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of=minibatch_gradient):
-    """Estimate advantages and take all gradient steps on one rollout. Returns the figures for metrics.csv."""
+    """Estimate advantages and take all gradient steps on one rollout. Returns the figures for metrics.csv.
+
+    `gradient_of` is `minibatch_gradient`, or its compiled version.
+    """
     buffer.compute_returns(*buffer.evaluate(agent))
     played = ~torch.as_tensor(buffer.reset_rows, device=agent.device)
     returns, errors = buffer.returns[played], (buffer.returns - buffer.values)[played]
     explained_variance = 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
-    figures, log_ratios, stop = [], [], False
-    for epoch in range(args.update_epochs):
-        if epoch > 0 and not stop:
-            buffer.before_epoch(agent)
-        for batch in buffer.minibatches(args.num_minibatches, rng):
-            if stop:
-                break
-            gradient, figure, log_ratio = gradient_of(agent, batch, args)
-            optimizer.step(gradient, learning_rate, args.max_grad_norm)
-            figures.append(figure)
-            log_ratios.append(log_ratio)
-            stop = args.target_kl is not None and approximate_kl(log_ratio) > args.target_kl
+
+    def batches():
+        for epoch in range(args.update_epochs):
+            if epoch > 0:
+                buffer.before_epoch(agent)
+            yield from buffer.minibatches(args.num_minibatches, rng)
+
+    losses, log_ratios = [], []
+    for batch in batches():
+        gradient, loss, log_ratio = gradient_of(agent, batch, args)
+        optimizer.step(gradient, learning_rate, args.max_grad_norm)
+        losses.append(loss)
+        log_ratios.append(log_ratio)
+        if args.target_kl is not None and approximate_kl(log_ratio) > args.target_kl:
+            break
     log_ratios = torch.cat(log_ratios)
-    figures = dict(zip(("loss", "policy_loss", "value_loss", "entropy"), torch.stack(figures).mean(0)))
+    figures = dict(zip(("loss", "policy_loss", "value_loss", "entropy"), torch.stack(losses).mean(0)))
     figures["approx_kl"] = approximate_kl(log_ratios)
     figures["clip_fraction"] = ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean()
     return {name: x.item() for name, x in (figures | {"explained_variance": explained_variance}).items()}
 
 
 def scale_rewards(buffer, stats, discounted):
-    """Divide the buffer's rewards by the running deviation of the discounted return and clip them to ±10.
+    """Divide the buffer's rewards by the running deviation of the discounted return so far, and clip them to ±10.
 
-    `stats` is a RunningMeanStd, `discounted` (N,) the discounted return before the rollout. Returns that after it.
+    That return is G_t = r_t + gamma G_{t-1}; `stats` is its RunningMeanStd, `discounted` (N,) the G before the rollout.
+    Returns the G after it.
     """
     history = np.empty(buffer.rewards.shape)
     for t, ended in enumerate(buffer.terminated | buffer.truncated):
@@ -684,40 +717,38 @@ def scale_rewards(buffer, stats, discounted):
 
 # -------------------------------------------------------------------------------------- run folder and evaluation
 
+EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
 # Unpickled, these environments go on just where they were (tested). Others pickle without complaint and come back
 # rebuilt, their state lost (Box2D, MuJoCo): they are not carried over, their episodes restart.
 CARRIED = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "minigrid.")
 
 
-def evaluate(agent, args, episodes=100, seed=0, render_mode=None, frames=None):
+def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the undiscounted return of deterministic episodes.
 
-    Every episode has a slot of its own: to count those that finish first would favour the short ones. Pictures of the
-    first slot are appended to the list `frames`, if there is one.
+    Every episode has a slot of its own: to count those that finish first would favour the short ones. `render` opens a
+    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
     """
-    envs = make_envs(args, episodes, render_mode)
+    atari = args.env_id.startswith("ALE/")
+    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
     obs, _ = envs.reset(seed=seed)
-    returns, playing = np.zeros(episodes), np.ones(episodes, bool)
+    returns, playing, frames = np.zeros(episodes), np.ones(episodes, bool), []
     for _ in range(episode_limit(args, envs.spec)):
-        if frames is not None:
-            frames.append(envs.render()[0] if render_mode else np.stack([obs[0, -1]] * 3, -1))
+        if video:
+            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
+    if video:
+        from moviepy import ImageSequenceClip  # slow to import
+
+        video.parent.mkdir(exist_ok=True)
+        clip = ImageSequenceClip(frames, fps=envs.metadata.get("render_fps", 30))
+        clip.write_videofile(str(video), logger=None)
     envs.close()
     return float(returns.mean()), float(returns.std())
-
-
-def film(agent, args, path, seed=0):
-    """Write one deterministic episode as an mp4. Atari's vector version cannot render: there, what the agent sees."""
-    from moviepy import ImageSequenceClip  # slow to import
-
-    frames = []
-    evaluate(agent, args, 1, seed, None if args.env_id.startswith("ALE/") else "rgb_array", frames)
-    path.parent.mkdir(exist_ok=True)
-    ImageSequenceClip(frames, fps=30).write_videofile(str(path), logger=None)
 
 
 def atomic_write(path, write):
@@ -735,7 +766,16 @@ def start_run(args):
         raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
     (run_dir / "models").mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):  # no git on this machine
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+        git = [
+            "git",
+            "-C",
+            str(Path(__file__).parent),
+            "describe",
+            "--always",
+            "--exclude=*",
+            "--abbrev=40",
+            "--dirty=+",
+        ]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     config = {
         "args": dataclasses.asdict(args),
@@ -757,14 +797,15 @@ def log_row(run_dir, row):
 
 def evaluate_and_save(agent, args, run, run_dir):
     """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked to."""
-    mean, std = evaluate(agent, args, args.eval_episodes, args.seed + 10_000)
+    seed = args.seed + EVALUATION
+    mean, std = evaluate(agent, args, args.eval_episodes, seed)
     best = all(mean >= earlier for _, earlier, _ in run.evaluations)
     run.evaluations.append((run.step, mean, std))
     state = {"env_id": args.env_id, "step": run.step, "agent": agent.state_dict()}
     for name in [run.step, "best"] if best else [run.step]:
         atomic_write(run_dir / f"models/{name}.pt", lambda path: torch.save(state, path))
     if args.capture_video:
-        film(agent, args, run_dir / f"videos/{run.step}.mp4", args.seed + 10_000)
+        evaluate(agent, args, 1, seed, video=run_dir / f"videos/{run.step}.mp4")
 
 
 def save_checkpoint(run_dir, args, state, envs):
@@ -794,21 +835,19 @@ def load_file(path, args, agent):
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["env_id"] != args.env_id:
-            raise UserError(f"{path} is of {state['env_id']}, not of {args.env_id}")
+            raise ValueError(f"it is of {state['env_id']}, not of {args.env_id}")
         agent.load_state_dict(state["agent"])
         return state
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except UserError:
-        raise
     except Exception as error:  # torch.load raises many kinds
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is damaged, or not of this script and network: {reason}") from None
+        raise UserError(
+            f"{path} is missing, damaged, or not of this script, environment and network: {reason}"
+        ) from None
 
 
 def load(run_dir, model="best", args=None):
     """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged."""
-    args = args or Args(evaluate=str(run_dir))
+    args = args or Args(evaluate=str(run_dir))  # those of the run
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
     envs.close()
@@ -836,8 +875,10 @@ def restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs):
         run.obs, _ = envs.reset(seed=args.seed + run.step)
         run.reset_rows[:], run.returns[:], run.discounted[:] = False, 0, 0
     header, *rows = (run_dir / "metrics.csv").read_text().splitlines(keepends=True)
-    kept = [row for row in rows if int(row.split(",")[0]) <= run.step]
+    kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
     atomic_write(run_dir / "metrics.csv", lambda path: path.write_text("".join([header, *kept])))
+    config = json.loads((run_dir / "config.json").read_text()) | {"args": dataclasses.asdict(args)}
+    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
     return envs
 
 
@@ -867,7 +908,8 @@ def draw_curve(run_dir, args, run):
 
 
 def finish(run_dir, args, run):
-    """Write summary.json, print the last two lines, return the summary."""
+    """Draw the curve, write summary.json, print the last two lines, return the summary."""
+    draw_curve(run_dir, args, run)
     step, mean, std = run.evaluations[-1]
     summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": args.eval_episodes}
     summary |= {"global_step": step, "seconds": run.seconds, "steps_per_second": step / run.seconds}
@@ -881,7 +923,7 @@ def check_finite(args, step, **fields):
     """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
     for name, value in fields.items():
         if not np.isfinite(value).all():
-            raise UserError(f"{args.env_id}, step {step}: {name} is NaN or infinite; the last checkpoint is good")
+            raise UserError(f"{args.env_id}, step {step}: {name} is NaN or infinite; earlier checkpoints are good")
 
 
 # ------------------------------------------------------------------------------------------------------- training
@@ -894,9 +936,11 @@ def make_agent(args, envs):
         raise UserError(
             f"{args.env_id} has {action_space}; ppo.py needs Discrete, Box, MultiDiscrete or MultiBinary actions"
         )
-    if not isinstance(observation_space, spaces.Box):
-        raise UserError(f"{args.env_id} has {observation_space}, which cannot be flattened; wrap it with --wrappers")
-    image = is_image(observation_space)
+    vector = isinstance(observation_space, spaces.Box)
+    image = vector and is_image(observation_space)
+    if not vector or (observation_space.dtype == np.uint8 and math.prod(observation_space.shape) > 1_000 and not image):
+        wanted = "vectors, or images of three dimensions and at least 36 x 36 pixels"
+        raise UserError(f"{args.env_id} has observations {observation_space}; ppo.py needs {wanted}: use --wrappers")
     if image and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
@@ -905,7 +949,9 @@ def make_agent(args, envs):
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
     torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
-    return Agent(observation_space, action_space, args, device)
+    agent = Agent(observation_space, action_space, args, device)
+    agent.args = args  # for evaluate(agent, agent.args) in a notebook
+    return agent
 
 
 def make_buffer(args, envs, device):
@@ -914,6 +960,27 @@ def make_buffer(args, envs, device):
     if args.buffer == "vtrace":
         return VTraceBuffer(*common, args.rho_clip, args.c_clip)
     return GAEBuffer(*common, args.gae_lambda) if args.buffer == "gae" else RolloutBuffer(*common)
+
+
+def mean_return(run):
+    """Mean return of the last 100 training episodes; NaN before the first."""
+    recent = [total for _, total in run.episodes[-100:]]
+    return sum(recent) / len(recent) if recent else math.nan
+
+
+def is_finished(args, run):
+    """Whether all steps are taken, or the last 100 training episodes are as good as --stop-at-return asks."""
+    solved = args.stop_at_return is not None and len(run.episodes) >= 100 and mean_return(run) >= args.stop_at_return
+    return solved or run.step >= args.total_timesteps
+
+
+def check_rollout(args, buffer, first_step):
+    """UserError if a rollout that began at `first_step` holds a NaN or an infinity."""
+    if np.isfinite(buffer.obs).all() and np.isfinite(buffer.rewards).all():
+        return
+    check_finite(args, first_step, observation=buffer.obs[0])
+    for t, steps in enumerate(np.cumsum((~buffer.reset_rows).sum(1))):
+        check_finite(args, first_step + steps, observation=buffer.obs[t + 1], reward=buffer.rewards[t])
 
 
 def train(args):
@@ -927,50 +994,51 @@ def train(args):
         torch._dynamo.config.trace_autograd_ops = True  # so that loss and gradient become one compiled function
         gradient_of = torch.compile(minibatch_gradient, fullgraph=True, dynamic=True)
     obs, _ = envs.reset(seed=args.seed)
-    # All that the loop changes, besides weights and generators. A checkpoint holds it.
-    run = SimpleNamespace(step=0, seconds=0.0, episodes=[], evaluations=[], obs=obs)
-    run.reset_rows, run.returns, run.discounted = np.zeros(args.num_envs, bool), *np.zeros((2, args.num_envs))
+    run = SimpleNamespace(  # all that the loop changes, besides weights and generators: a checkpoint holds it
+        step=0,  # environment steps, without reset rows
+        seconds=0.0,
+        episodes=[],  # (step, return) of each training episode
+        evaluations=[],  # (step, mean, standard deviation)
+        obs=obs,
+        reset_rows=np.zeros(args.num_envs, bool),  # whether the next row of an environment only resets it
+        returns=np.zeros(args.num_envs),  # of the episodes being played
+        discounted=np.zeros(args.num_envs),  # the same for normalize_reward, discounted
+    )
     run_dir = Path(args.resume) if args.resume else start_run(args)
     args.run_dir = str(run_dir)
     print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
     if args.resume:
         envs = restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs)
-    begun, drawn, finished = time.time() - run.seconds, time.time(), run.step >= args.total_timesteps
+    begun, drawn = time.time() - run.seconds, time.time()
     eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
     checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
     bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=not args.progress)
-    while not finished:
+    while not is_finished(args, run):
         first_step = run.step
         for _ in range(args.num_steps):
             actions = agent.sample(run.obs, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-            learned = np.sign(rewards) if args.clip_reward else rewards
-            buffer.add(run.obs, actions, learned, terminated, truncated, run.reset_rows, next_obs)
+            training_rewards = np.sign(rewards) if args.clip_reward else rewards
+            buffer.add(run.obs, actions, training_rewards, terminated, truncated, run.reset_rows, next_obs)
             run.step += args.num_envs - int(run.reset_rows.sum())
             run.returns += rewards
             run.obs, run.reset_rows = next_obs, terminated | truncated
             if run.reset_rows.any():
                 run.episodes += [(run.step, total) for total in run.returns[run.reset_rows].tolist()]
                 run.returns[run.reset_rows] = 0
-        if not (np.isfinite(buffer.obs).all() and np.isfinite(buffer.rewards).all()):
-            check_finite(args, first_step, observation=buffer.obs[0])
-            for t, steps in enumerate(np.cumsum((~buffer.reset_rows).sum(1))):
-                check_finite(args, first_step + steps, observation=buffer.obs[t + 1], reward=buffer.rewards[t])
+        check_rollout(args, buffer, first_step)
         if buffer.reset_rows.all():  # nothing was played: one environment, one step
             continue
         if agent.return_stats:
             run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
         learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
         figures = learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of)
-        check_finite(args, run.step, loss=figures["loss"])
-        if agent.obs_stats:  # not earlier: acting and learning have to see the same numbers
+        check_finite(args, run.step, loss=figures["loss"], weights=agent.flat.sum().item())
+        if agent.obs_stats:  # after learning, so that it saw the very numbers that the actions were chosen by
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows].reshape(-1, len(agent.obs_stats.mean)))
 
         run.seconds = time.time() - begun
-        recent = [total for _, total in run.episodes[-100:]]
-        return_mean = sum(recent) / len(recent) if recent else math.nan
-        solved = args.stop_at_return is not None and len(recent) == 100 and return_mean >= args.stop_at_return
-        finished = solved or run.step >= args.total_timesteps
+        finished, return_mean = is_finished(args, run), mean_return(run)
         row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
         log_row(run_dir, row | {"episodes": len(run.episodes), "learning_rate": learning_rate} | figures)
         bar.update(run.step - first_step)
@@ -980,7 +1048,7 @@ def train(args):
         if finished or run.step // checkpoint_every > first_step // checkpoint_every:
             state = {"env_id": args.env_id, "agent": agent.state_dict(), "optimizer": optimizer.state}
             save_checkpoint(run_dir, args, state | {"rng": rng.bit_generator.state} | vars(run), envs)
-        if finished or time.time() - drawn > 30:
+        if time.time() - drawn > 30:
             draw_curve(run_dir, args, run)
             drawn = time.time()
     bar.close()
@@ -995,26 +1063,26 @@ def main():
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", default=argparse.SUPPRESS)
     complaint, args = io.StringIO(), None
     try:
-        defaults = Args(**vars(first.parse_known_args()[0]))
-        check_args(defaults)
         with contextlib.redirect_stderr(complaint):
+            defaults = Args(**vars(first.parse_known_args()[0]))
+            check_args(defaults)
             args = tyro.cli(Args, default=defaults, description=__doc__)
         if not args.evaluate:
             train(args)
             return
         check_args(args)
-        agent = load(args.evaluate, args.model, args)
-        mean, std = evaluate(agent, args, args.eval_episodes, args.seed)
+        agent, seed = load(args.evaluate, args.model, args), args.seed + EVALUATION
+        mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
         if args.capture_video:
-            film(agent, args, Path(args.evaluate, f"videos/{args.model}.mp4"), args.seed)
+            evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
         if args.render:
-            evaluate(agent, args, 1, args.seed, "human")
+            evaluate(agent, args, 1, seed, render=True)
     except UserError as error:
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
-    except SystemExit:  # tyro has drawn a box around its complaint: keep the words
-        words = [line.strip("│ ") for line in complaint.getvalue().splitlines()[1:]]
+    except SystemExit:  # a parser has printed its complaint, in a box or below its usage: keep the words
+        words = [line.strip("│ ") for line in complaint.getvalue().splitlines() if line[:1] not in "╭╰u "]
         sys.stderr.write(" ".join(itertools.takewhile(lambda line: line[:1] != "─", words)) + "\n" * bool(words))
         raise
     except KeyboardInterrupt:
