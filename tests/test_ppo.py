@@ -6,6 +6,7 @@ known mistake has to be caught, or else the check is worth nothing.
 """
 
 import copy
+import csv
 import inspect
 import itertools
 import json
@@ -909,6 +910,24 @@ def test_every_parameter_is_part_of_the_flat_vector():
         assert torch.cat([p.detach().flatten() for p in agent.parameters()]).equal(agent.flat)
 
 
+@pytest.mark.parametrize("critic_hidden_sizes, expected", [(None, (8, 5)), ((7,), (7,))])
+def test_networks_and_their_initial_weights(critic_hidden_sizes, expected):
+    """Fails if a size goes to the wrong network, a layer is not orthogonal with its gain (sqrt 2 inside, 0.01 for the
+    actor's output, 1 for the critic's), a bias is not 0, or weights depend on anything but the seed.
+    """
+    make = lambda seed: make_agent(hidden_sizes=(8, 5), critic_hidden_sizes=critic_hidden_sizes, seed=seed)
+    before, agent = torch.get_rng_state(), make(1)
+    assert torch.get_rng_state().equal(before)
+    assert agent.flat.equal(make(1).flat) and not agent.flat.equal(make(2).flat)
+    for network, sizes, last_gain in ((agent.actor, (3, 8, 5, 3), 0.01), (agent.critic, (3, *expected, 1), 1)):
+        linears = [module for module in network if isinstance(module, torch.nn.Linear)]
+        assert [tuple(m.weight.shape) for m in linears] == list(zip(sizes[1:], sizes))
+        for m, gain in zip(linears, [2**0.5] * (len(linears) - 1) + [last_gain]):
+            w = m.weight.detach() if m.out_features <= m.in_features else m.weight.detach().T  # the shorter side
+            close(w @ w.T / gain**2, np.eye(len(w)))
+            assert not m.bias.any()
+
+
 def test_normalised_observations_reach_actor_and_critic():
     """Statistics: mean 2, variance 4; observation 6 is seen as (6 - 2) / 2 = 2 by both networks."""
     agent, plain = make_agent(normalize_obs=True), make_agent()
@@ -1198,6 +1217,28 @@ def test_kl_stop(target_kl, gradient_steps):
     assert all(map(math.isfinite, figures.values()))
 
 
+def test_figures_of_an_update():
+    """Fails if a logged figure is not what its name says: means over all gradient steps, or over all rows of them."""
+    args, agent, buffer = agent_and_rollout(ppo.GAEBuffer, rollouts=2)
+    losses, log_ratios = [], []
+
+    def watch(agent, batch, args):
+        result = ppo.minibatch_gradient(agent, batch, args)
+        losses.append(result[1].numpy())
+        log_ratios.extend(result[2].tolist())
+        return result
+
+    figures = ppo.learn(agent, ppo.Adam(agent.flat), buffer, 0.1, args, np.random.default_rng(0), watch)
+    for i, name in enumerate(("loss", "policy_loss", "value_loss", "entropy")):
+        close(figures[name], np.mean(losses, 0)[i])
+    ratios, real = np.exp(log_ratios), ~buffer.reset_rows
+    assert (ratios > 1.2).any() and (ratios < 0.8).any() and len(ratios) == 3 * real.sum()
+    close(figures["approx_kl"], np.mean(ratios - 1 - np.log(ratios)))
+    close(figures["clip_fraction"], np.mean((ratios > 1.2) | (ratios < 0.8)))
+    returns, values = buffer.returns.numpy()[real], buffer.values.numpy()[real]
+    close(figures["explained_variance"], 1 - np.var(returns - values) / np.var(returns))
+
+
 def test_before_epoch_is_called_between_epochs():
     """Fails if V-trace is recomputed before the first epoch (nothing has changed) or not before each later one."""
     args, agent, buffer = agent_and_rollout(ppo.GAEBuffer)
@@ -1344,6 +1385,20 @@ def test_probe_observation(tmp_path):
     assert abs(value_of(agent, -1) + 1) < 0.1 and abs(value_of(agent, 1) - 1) < 0.1
 
 
+def test_probe_clipped_rewards(tmp_path):
+    """Reward 7, learnt as its sign: V = 1. Fails if clipping is forgotten, or if reported returns are clipped too."""
+    agent, summary = solve(tmp_path / "run", lambda: Probe(reward=lambda obs, action: 7.0), clip_reward=True)
+    assert abs(value_of(agent, 0) - 1) < 0.1
+    assert summary["eval_return_mean"] == 7
+    assert all(row["return_mean"] == 7 for row in metrics(tmp_path / "run"))
+
+
+def metrics(run_dir):
+    """The rows of metrics.csv, as dicts of numbers."""
+    with (run_dir / "metrics.csv").open() as file:
+        return [{name: float(number) for name, number in row.items()} for row in csv.DictReader(file)]
+
+
 def hits(target):
     """The share of an action's components that are right."""
     return lambda obs, action: np.mean(np.equal(action, target))
@@ -1379,20 +1434,24 @@ def test_probe_action_that_depends_on_the_observation(buffer, tmp_path):
 
 
 class Diary(ppo.GAEBuffer):
-    """Keeps a copy of each rollout."""
+    """Keeps a copy of each rollout, and the rewards as they came."""
 
-    pages = []
+    pages, rewards_received = [], []
+
+    def add(self, obs, actions, rewards, *more):
+        self.rewards_received.append(rewards.copy())
+        super().add(obs, actions, rewards, *more)
 
     def compute_returns(self, *arguments):
-        self.pages.append(
-            {name: getattr(self, name).copy() for name in ("obs", "reset_rows", "terminated", "truncated")}
-        )
+        names = "obs", "reset_rows", "terminated", "truncated"
+        self.pages.append({name: getattr(self, name).copy() for name in names})
         super().compute_returns(*arguments)
 
 
 def check_reset_rows_and_normalisers_in_a_run(run_dir, monkeypatch):
     """A run of several rollouts, whose episodes end everywhere in them; the agent is read from its checkpoint."""
     monkeypatch.setattr(Diary, "pages", [])
+    monkeypatch.setattr(Diary, "rewards_received", [])
     monkeypatch.setattr(ppo, "GAEBuffer", Diary)
     plan = [(2, "terminated"), (3, "truncated"), (1, "both")]
     settings = {"num_envs": 2, "num_steps": 5, "num_minibatches": 2, "total_timesteps": 60}
@@ -1409,6 +1468,13 @@ def check_reset_rows_and_normalisers_in_a_run(run_dir, monkeypatch):
     assert agent.obs_stats.count == agent.return_stats.count == len(real)
     close(agent.obs_stats.mean, real.mean(0), atol=1e-4)
     close(agent.obs_stats.var, real.var(0), atol=1e-3)
+    totals, total = [], np.zeros(2)
+    for rewards, ended in zip(Diary.rewards_received, ends):
+        total = total * 0.5 + rewards  # in a reset row 0, after an end
+        totals.append(total)
+        total = total * ~ended
+    close(agent.return_stats.mean, np.array(totals)[~reset_rows].mean(), atol=1e-3)
+    close(agent.return_stats.var, np.array(totals)[~reset_rows].var(), atol=1e-2)
 
 
 def test_reset_rows_and_normalisers_in_a_run(tmp_path, monkeypatch):
@@ -1416,6 +1482,18 @@ def test_reset_rows_and_normalisers_in_a_run(tmp_path, monkeypatch):
     statistics are not in the checkpoint.
     """
     check_reset_rows_and_normalisers_in_a_run(tmp_path / "run", monkeypatch)
+
+
+@pytest.mark.parametrize("anneal_lr", [True, False])
+def test_annealing(anneal_lr, tmp_path):
+    """Fails if the learning rate does not fall linearly with the steps taken before each update, or falls unasked.
+
+    Rollouts of 2 x 5 rows without an episode's end: updates at steps 10, 20, … 50 use 1, 0.8, … 0.2 of 0.01.
+    """
+    settings = {"num_envs": 2, "num_steps": 5, "num_minibatches": 1, "total_timesteps": 50, "eval_episodes": 1}
+    solve(tmp_path / "run", lambda: Walk([(60, "truncated")]), anneal_lr=anneal_lr, **settings)
+    rates = [row["learning_rate"] for row in metrics(tmp_path / "run")]
+    close(rates, [0.01, 0.008, 0.006, 0.004, 0.002] if anneal_lr else [0.01] * 5, atol=1e-8)
 
 
 def test_a_rollout_of_nothing_but_reset_rows(tmp_path):
