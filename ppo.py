@@ -33,6 +33,7 @@ import math
 import os
 import pkgutil
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -162,7 +163,7 @@ RESUMABLE += "device torch_threads progress compile".split()  # these may change
 COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1)}  # all other numbers: from 0 to infinity
+RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**32)}  # all other numbers: from 0 to infinity
 
 
 def read_config(path):
@@ -194,7 +195,7 @@ def check_args(args):
             raise UserError(f"{name} must be {kind.removeprefix('typing.')}, not {value!r}")
         low, high = RANGES.get(name, (0, math.inf))
         for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not low <= number <= high:
+            if isinstance(number, (int, float)) and not (low <= number <= high and math.isfinite(number)):
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
     if args.num_envs * args.num_steps % args.num_minibatches:
         rows = f"num_envs x num_steps = {args.num_envs * args.num_steps} rows"
@@ -822,22 +823,27 @@ def save_checkpoint(run_dir, args, state, envs):
             file.unlink()
 
 
+@contextlib.contextmanager
+def blame(path):
+    """UserError that names the file at `path`, if something goes wrong while it is read."""
+    try:
+        yield
+    except Exception as error:  # loading raises many kinds
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}") from None
+
+
 def load_file(path, args, agent):
     """Load what torch.save wrote, without executing any of it, and copy the weights into the agent. Returns the dict.
 
     UserError unless the file is whole, of args.env_id and of a network like the agent's.
     """
-    try:
+    with blame(path):
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["env_id"] != args.env_id:
             raise ValueError(f"it is of {state['env_id']}, not of {args.env_id}")
         agent.load_state_dict(state["agent"])
         return state
-    except Exception as error:  # torch.load raises many kinds
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{path} is missing, damaged, or not of this script, environment and network: {reason}"
-        ) from None
 
 
 def load(run_dir, model="best", args=None):
@@ -856,21 +862,24 @@ def restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs):
     if changed := [name for name in config if name not in RESUMABLE and getattr(args, name) != config[name]]:
         raise UserError(f"{', '.join(changed)} cannot change when a run is resumed")
     state = load_file(run_dir / "checkpoint.pt", args, agent)
-    for name, value in optimizer.state.items():
-        value.copy_(state["optimizer"][name])
-    rng.bit_generator.state = state["rng"]
-    for name, value in vars(run).items():
-        setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
+    with blame(run_dir / "checkpoint.pt"):
+        rng.bit_generator.state = state["rng"]
+        for name, value in optimizer.state.items():
+            value.copy_(state["optimizer"][name])
+        for name, value in vars(run).items():
+            setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
     if state["envs_file"]:
         import cloudpickle
 
-        envs = cloudpickle.loads((run_dir / state["envs_file"]).read_bytes())
+        with blame(run_dir / state["envs_file"]):
+            envs = cloudpickle.loads((run_dir / state["envs_file"]).read_bytes())
     else:
         print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
         run.obs, _ = envs.reset(seed=args.seed + run.step)
         run.reset_rows[:], run.returns[:], run.discounted[:] = False, 0, 0
-    header, *rows = (run_dir / "metrics.csv").read_text().splitlines(keepends=True)
-    kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
+    with blame(run_dir / "metrics.csv"):
+        header, *rows = (run_dir / "metrics.csv").read_text().splitlines(keepends=True)
+        kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
     atomic_write(run_dir / "metrics.csv", lambda path: path.write_text("".join([header, *kept])))
     config = json.loads((run_dir / "config.json").read_text()) | {"args": dataclasses.asdict(args)}
     atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
@@ -978,6 +987,20 @@ def check_rollout(args, buffer, first_step):
         check_finite(args, first_step + steps, observation=buffer.obs[t + 1], reward=buffer.rewards[t])
 
 
+def play(agent, envs, buffer, run, rng):
+    """Fill the buffer with one rollout; `run` keeps what goes on from rollout to rollout."""
+    for _ in range(buffer.num_steps):
+        actions = agent.sample(run.obs, rng)
+        next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        buffer.add(run.obs, actions, rewards, terminated, truncated, run.reset_rows, next_obs)
+        run.step += buffer.num_envs - int(run.reset_rows.sum())
+        run.returns += rewards
+        run.obs, run.reset_rows = next_obs, terminated | truncated
+        if run.reset_rows.any():
+            run.episodes += [(run.step, total) for total in run.returns[run.reset_rows].tolist()]
+            run.returns[run.reset_rows] = 0
+
+
 def train(args):
     """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
     check_args(args)
@@ -1000,53 +1023,45 @@ def train(args):
         discounted=np.zeros(args.num_envs),  # the same for normalize_reward, discounted
     )
     run_dir = Path(args.resume) if args.resume else start_run(args)
-    args.run_dir = str(run_dir)
+    args.folder = run_dir  # for main, should it be interrupted
     print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
     if args.resume:
         envs = restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs)
     begun, drawn = time.time() - run.seconds, time.time()
     eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
     checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
-    bar = tqdm(total=args.total_timesteps, initial=run.step, unit=" steps", unit_scale=True, disable=not args.progress)
-    while not is_finished(args, run):
-        first_step = run.step
-        for _ in range(args.num_steps):
-            actions = agent.sample(run.obs, rng)
-            next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-            training_rewards = np.sign(rewards) if args.clip_reward else rewards
-            buffer.add(run.obs, actions, training_rewards, terminated, truncated, run.reset_rows, next_obs)
-            run.step += args.num_envs - int(run.reset_rows.sum())
-            run.returns += rewards
-            run.obs, run.reset_rows = next_obs, terminated | truncated
-            if run.reset_rows.any():
-                run.episodes += [(run.step, total) for total in run.returns[run.reset_rows].tolist()]
-                run.returns[run.reset_rows] = 0
-        check_rollout(args, buffer, first_step)
-        if buffer.reset_rows.all():  # nothing was played: one environment, one step
-            continue
-        if agent.return_stats:
-            run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
-        learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
-        figures = learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of)
-        check_finite(args, run.step, loss=figures["loss"], weights=agent.flat.sum().item())
-        if agent.obs_stats:  # after learning, so that it saw the very numbers that the actions were chosen by
-            agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows].reshape(-1, len(agent.obs_stats.mean)))
+    total, quiet = args.total_timesteps, not args.progress
+    with tqdm(total=total, initial=run.step, unit=" steps", unit_scale=True, disable=quiet) as bar:
+        while not is_finished(args, run):
+            first_step = run.step
+            play(agent, envs, buffer, run, rng)
+            check_rollout(args, buffer, first_step)
+            if buffer.reset_rows.all():  # nothing was played: one environment, one step
+                continue
+            if args.clip_reward:
+                buffer.rewards = np.sign(buffer.rewards)
+            if agent.return_stats:
+                run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
+            learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
+            figures = learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of)
+            check_finite(args, run.step, loss=figures["loss"], weights=agent.flat.sum().item())
+            if agent.obs_stats:  # after learning, so that it saw the very numbers that the actions were chosen by
+                agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows].reshape(-1, len(agent.obs_stats.mean)))
 
-        run.seconds = time.time() - begun
-        finished, return_mean = is_finished(args, run), mean_return(run)
-        row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
-        log_row(run_dir, row | {"episodes": len(run.episodes), "learning_rate": learning_rate} | figures)
-        bar.update(run.step - first_step)
-        bar.set_postfix_str(f"mean return {return_mean:.1f}", refresh=finished)
-        if finished or run.step // eval_every > first_step // eval_every:
-            evaluate_and_save(agent, args, run, run_dir)
-        if finished or run.step // checkpoint_every > first_step // checkpoint_every:
-            state = {"env_id": args.env_id, "agent": agent.state_dict(), "optimizer": optimizer.state}
-            save_checkpoint(run_dir, args, state | {"rng": rng.bit_generator.state} | vars(run), envs)
-        if time.time() - drawn > 30:
-            draw_curve(run_dir, args, run)
-            drawn = time.time()
-    bar.close()
+            run.seconds = time.time() - begun
+            finished, return_mean = is_finished(args, run), mean_return(run)
+            row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
+            log_row(run_dir, row | {"episodes": len(run.episodes), "learning_rate": learning_rate} | figures)
+            bar.update(run.step - first_step)
+            bar.set_postfix_str(f"mean return {return_mean:.1f}", refresh=finished)
+            if finished or run.step // eval_every > first_step // eval_every:
+                evaluate_and_save(agent, args, run, run_dir)
+            if finished or run.step // checkpoint_every > first_step // checkpoint_every:
+                state = {"env_id": args.env_id, "agent": agent.state_dict(), "optimizer": optimizer.state}
+                save_checkpoint(run_dir, args, state | {"rng": rng.bit_generator.state} | vars(run), envs)
+            if time.time() - drawn > 30:
+                draw_curve(run_dir, args, run)
+                drawn = time.time()
     envs.close()
     return finish(run_dir, args, run)
 
@@ -1055,11 +1070,11 @@ def main():
     """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("env_id", "config", "resume", "evaluate"):  # the defaults of all other flags depend on these
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", default=argparse.SUPPRESS)
+        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", nargs="?")
     complaint, args = io.StringIO(), None
     try:
         with contextlib.redirect_stderr(complaint):
-            defaults = Args(**vars(first.parse_known_args()[0]))
+            defaults = Args(**{k: v for k, v in vars(first.parse_known_args()[0]).items() if v is not None})
             check_args(defaults)
             args = tyro.cli(Args, default=defaults, description=__doc__)
         if not args.evaluate:
@@ -1076,13 +1091,14 @@ def main():
     except UserError as error:
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
-    except SystemExit:  # a parser has printed its complaint, in a box or below its usage: keep the words
-        words = [line.strip("│ ") for line in complaint.getvalue().splitlines() if line[:1] not in "╭╰u "]
-        sys.stderr.write(" ".join(itertools.takewhile(lambda line: line[:1] != "─", words)) + "\n" * bool(words))
+    except SystemExit:  # tyro has drawn its complaint, if there is one, in a box below a title: keep the words
+        text = re.sub(r"\x1b\[[\d;]*m", "", complaint.getvalue())
+        lines = [re.sub("^-+$", "", line.strip("│╭╮╰╯─ ")) for line in text.splitlines()]
+        words = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines[1:]))
+        sys.stderr.write(" ".join(words) + "\n" * bool(lines))
         raise
     except KeyboardInterrupt:
-        where = f"; go on with --resume {args.run_dir}" if args and args.run_dir else ""
-        print(f"\nstopped{where}", file=sys.stderr)
+        print(f"\nstopped; to go on: --resume {getattr(args, 'folder', 'RUN_DIR')}", file=sys.stderr)
         sys.exit(130)
 
 
