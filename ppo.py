@@ -31,6 +31,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import pkgutil
 import platform
 import re
@@ -263,7 +264,9 @@ def make_envs(args, num_envs, render_mode=None):
         return envs
     except Exception as error:  # whatever went wrong, the library that complains knows best
         hint = f" (try: pip install {package})" if package and isinstance(error, ImportError) else ""
-        raise UserError(f"cannot make {args.env_id}: {' '.join(str(error).split())}{hint}") from None
+        given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
+        given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
+        raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
 
 
 def episode_limit(args, spec=None):
@@ -760,7 +763,10 @@ def start_run(args):
     run_dir, commit = Path(args.run_dir or f"runs/{name}"), ""
     if (run_dir / "config.json").exists():
         raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
-    (run_dir / "models").mkdir(parents=True, exist_ok=True)
+    try:
+        (run_dir / "models").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {run_dir}: {error}") from None
     with contextlib.suppress(OSError):  # no git on this machine
         git = [
             "git",
@@ -829,7 +835,8 @@ def blame(path):
     try:
         yield
     except Exception as error:  # loading raises many kinds
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        foreign = isinstance(error, pickle.UnpicklingError)  # torch would explain how to run what is in the file
+        reason = type(error).__name__ if foreign else " ".join(str(error).split())[:200]
         raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}") from None
 
 
@@ -949,7 +956,7 @@ def make_agent(args, envs):
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
     torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
