@@ -909,9 +909,12 @@ def draw_curve(run_dir, args, run):
         top.errorbar(*points, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± standard deviation")
     top.set(title=f"{args.env_id}, seed {args.seed}", ylabel="return of an episode")
     metrics = np.genfromtxt(run_dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
-    for name in (name for name in metrics.dtype.names if name.endswith("_loss") or name == "entropy"):
+    names = [name for name in metrics.dtype.names if name.endswith("_loss") or name == "entropy"]
+    for name in names:
         bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-    bottom.set(xlabel="environment steps", ylabel="mean over minibatches", yscale="symlog")
+    scale = "symlog" if max(np.nanmax(np.abs(metrics[name])) for name in names) > 10 else "linear"
+    bottom.set(xlabel="environment steps", ylabel="mean over minibatches", yscale=scale)
+    bottom.xaxis.set_major_formatter("{x:,.0f}")
     for axis in (top, bottom):
         axis.legend()
         axis.grid(alpha=0.3)
