@@ -1016,6 +1016,8 @@ def train(args):
     check_args(args)
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
+    if args.capture_video and not args.env_id.startswith("ALE/"):
+        make_envs(args, 1, "rgb_array").close()  # now, rather than at the first evaluation, if it has no pictures
     optimizer, buffer, rng = Adam(agent.flat), make_buffer(args, envs, agent.device), np.random.default_rng(args.seed)
     gradient_of = minibatch_gradient
     if args.compile:
