@@ -1215,7 +1215,7 @@ def test_every_option_learns(option, tmp_path, default_metrics):
 def test_clipped_rewards(tmp_path, monkeypatch):
     """Fails if something else than signs is learnt from, or if reported returns are sums of signs (4, not 1)."""
     learnt, learn = [], ppo.learn
-    monkeypatch.setattr(ppo, "learn", lambda *given: learnt.append(given[2].rewards) or learn(*given))
+    monkeypatch.setattr(ppo, "learn", lambda *given: learnt.append(given[2].rewards.copy()) or learn(*given))
     final = train(Args(**MATCH, clip_reward=True, run_dir=str(tmp_path / "run")))
     assert set(np.unique(learnt)) == {0, 1}
     assert final["eval_return_mean"] > 0.95 and max(episode_returns(tmp_path / "run")) == 1
