@@ -339,7 +339,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         if self.source == entry:
             given, values = slice(None), obs["action_mask"]
         elif self.source == info and "action_mask" in infos:
-            given = infos["_action_mask"]
+            given = infos.get("_action_mask", slice(None))
             values = infos["action_mask"][given]
         elif self.source == method:
             given, asked = ~ended, zip(self.unwrapped.envs, ended)  # one whose episode is over is not asked
@@ -373,6 +373,7 @@ def with_masks(make_envs):
 
 
 make_envs = with_masks(make_envs)  # the functions below that are shared with ppo.py call it by this name
+
 
 # ------------------------------------------------------------------------------------------------------- networks
 

@@ -28,9 +28,9 @@ def valid(kind, coin, action):
 
 
 class Cue(gym.Env):
-    """Three steps; each shows two coins, of which the first decides what is valid. An invalid action is an error.
+    """Two to four steps; each shows two coins, of which the first decides what is valid. An invalid action is an error.
 
-    A step pays 1/3 for the right action: the last valid choice of every factor where the second coin shows 1, and the
+    The right actions pay 1 in all: the last valid choice of every factor where the second coin shows 1, and the
     first where it shows 0. The mask comes by `source`: info, method or entry; `final` is what it is at the end of an
     episode (None: not given at all). `lenient` environments ignore invalid actions instead.
     """
@@ -86,18 +86,19 @@ class Cue(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.steps = 0
+        self.steps, self.length = 0, int(self.np_random.integers(2, 5))
         return self.seen()
 
     def step(self, action):
         if not self.lenient and not valid(self.kind, self.coins[0], action):
             raise ValueError(f"{action} is invalid where the coins show {self.coins}")
         right = self.right()
-        reward = float(np.all(np.asarray(action) == right)) / 3
+        reward = float(np.all(np.asarray(action) == right)) / self.length
         self.steps += 1
         self.life += 1
-        obs, info = self.seen(self.steps == 3)
-        return obs, reward, self.steps == 3, False, info
+        over = self.steps == self.length
+        obs, info = self.seen(over)
+        return obs, reward, over, False, info
 
     def right(self):
         """The action that pays."""

@@ -572,6 +572,44 @@ def test_masks_from_every_source(source, kind, observation, final):
     assert 0 < (~real).sum() < real.sum() and buffer.action_masks[~real].all()
 
 
+FIND_MASKS = ppo_masked.MaskedEnvs.masks
+
+
+def of_the_step_before(envs, obs, infos, ended):
+    """Masks that lag behind by one step."""
+    now = FIND_MASKS(envs, obs, infos, ended)
+    before, envs.before = getattr(envs, "before", now), now
+    return before
+
+
+def empty_at_the_end(envs, obs, infos, ended):
+    """The empty masks of final observations as they are."""
+    masks = FIND_MASKS(envs, obs, infos, ended)
+    masks[ended] = infos["action_mask"][ended] if "action_mask" in infos else True
+    return masks
+
+
+def of_unset_slots_too(envs, obs, infos, ended):
+    """Does not look at `_action_mask`: what was not set is taken for all zeros."""
+    return FIND_MASKS(envs, obs, infos | {"_action_mask": slice(None)} if infos else infos, np.zeros_like(ended))
+
+
+def all_valid(envs, obs, infos, ended):
+    """Forgets the masks."""
+    return np.ones_like(FIND_MASKS(envs, obs, infos, ended))
+
+
+@pytest.mark.parametrize(
+    "faulty, final",
+    [(of_the_step_before, "zeros"), (empty_at_the_end, "zeros"), (of_unset_slots_too, None), (all_valid, "zeros")],
+)
+def test_faulty_masks_are_caught(faulty, final, monkeypatch):
+    """Fails if the test above would not notice masks of other steps, missing ones, or empty ones at the end."""
+    monkeypatch.setattr(ppo_masked.MaskedEnvs, "masks", faulty)
+    with pytest.raises((ValueError, AssertionError)):
+        test_masks_from_every_source("info", "discrete", "vector", final)
+
+
 @pytest.mark.parametrize("kind, observation", [*KINDS, ("discrete", "number")])
 def test_first_ratios_are_one(kind, observation):
     """Fails if acting and learning see different masks, observations or weights: on the first minibatch pi = mu."""
