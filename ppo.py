@@ -23,6 +23,7 @@ Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import functools
 import importlib.metadata
 import importlib.util
@@ -759,7 +760,8 @@ def atomic_write(path, write):
 
 def start_run(args):
     """Make the run folder and its config.json: all arguments, git commit, versions, machine. Returns its Path."""
-    name = f"{args.env_id.replace('/', '-')}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
+    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # to the microsecond: runs may begin in the same second
+    name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
     run_dir, commit = Path(args.run_dir or f"runs/{name}"), ""
     if (run_dir / "config.json").exists():
         raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
@@ -801,6 +803,7 @@ def evaluate_and_save(agent, args, run, run_dir):
     """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked to."""
     seed = args.seed + EVALUATION
     mean, std = evaluate(agent, args, args.eval_episodes, seed)
+    check_finite(args, run.step, evaluation=mean)
     best = all(mean >= earlier for _, earlier, _ in run.evaluations)
     run.evaluations.append((run.step, mean, std))
     state = {"env_id": args.env_id, "step": run.step, "agent": agent.state_dict()}
@@ -1084,6 +1087,7 @@ def main():
     for name in ("env_id", "config", "resume", "evaluate"):  # the defaults of all other flags depend on these
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", nargs="?")
     complaint, args = io.StringIO(), None
+    sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
     try:
         with contextlib.redirect_stderr(complaint):
             defaults = Args(**{k: v for k, v in vars(first.parse_known_args()[0]).items() if v is not None})
