@@ -775,6 +775,14 @@ def test_taxi_is_learned(tmp_path):
     assert final["eval_return_mean"] >= 7.3 and final["global_step"] < 305_000
 
 
+@pytest.mark.slow
+def test_compiled_it_learns(tmp_path):
+    """Fails if the compiled loss, masks included, is another one."""
+    kwargs = json.dumps({"kind": "multidiscrete"})
+    final = ppo_masked.train(Args(**CUE, env_kwargs=kwargs, compile=True, run_dir=str(tmp_path / "run")))
+    assert final["eval_return_mean"] > 0.95
+
+
 def shell(folder, *flags, code=0):
     """Run `python ppo_masked.py flags…` in `folder`, expect the exit code, return the finished process."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -395,7 +395,7 @@ def test_two_runs_in_the_same_second(tmp_path, monkeypatch):
     """Fails if the second run is refused, or (two processes at once) writes its rows between those of the first."""
     monkeypatch.chdir(tmp_path)
     for learning_rate in (1e-3, 2e-3):  # as in a sweep
-        small = dict(total_timesteps=64, num_envs=1, num_steps=64, eval_episodes=1, progress=False)
+        small = dict(total_timesteps=32, num_envs=1, num_steps=64, eval_episodes=1, progress=False)
         train(Args(learning_rate=learning_rate, **small))
     runs = list((tmp_path / "runs").iterdir())
     assert len(runs) == 2 and all(len(metrics(run)) == 2 for run in runs)
