@@ -4,8 +4,8 @@
     python benchmarks/ppo_masked_speed.py [--peer-python PATH] [--repeats 5]
 
 Taxi-v4, 8 environments x 128 steps, 4 epochs x 4 minibatches, two hidden layers of 64, learning rate 2.5e-4. Rates are
-environment steps per second inside training (set-up and the first 8,192 steps left out, for both); memory is the peak
-resident size of the whole process. Writes benchmarks/results/ppo_masked_speed.json and prints a table.
+environment steps per second inside training (set-up, compilation and the first 8,192 steps left out); memory is the
+peak resident size of the whole process. Writes benchmarks/results/ppo_masked_speed.json and prints a table.
 """
 
 import argparse
@@ -51,10 +51,18 @@ def run(command):
     return done.stdout, float(done.stdout.split("PEAK")[-1])
 
 
-def ours():
+def ours(*more):
     """(steps per second after the warm-up, peak MB) of one run of ppo_masked.py."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "ppo_masked.py"), *FLAGS.split(), "--no-progress", "--run-dir", folder]
+        command = [
+            sys.executable,
+            str(ROOT / "ppo_masked.py"),
+            *FLAGS.split(),
+            *more,
+            "--no-progress",
+            "--run-dir",
+            folder,
+        ]
         _, peak = run([*command, "--eval-every", "1000000000", "--checkpoint-every", "1000000000"])
         rows = list(csv.DictReader(Path(folder, "metrics.csv").open()))[:-1]
     warm = next(row for row in rows if int(row["step"]) >= WARM_UP)
@@ -74,10 +82,11 @@ def main():
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    results = {"sb3-contrib MaskablePPO": [], "ppo_masked.py": []}
+    results = {"sb3-contrib MaskablePPO": [], "ppo_masked.py": [], "ppo_masked.py --compile": []}
     for _ in range(args.repeats):
         results["sb3-contrib MaskablePPO"].append(peer(args.peer_python))
         results["ppo_masked.py"].append(ours())
+        results["ppo_masked.py --compile"].append(ours("--compile"))
     code = "import torch as t, gymnasium as g, sb3_contrib as s; print(s.__version__, t.__version__, g.__version__)"
     report = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread used",
