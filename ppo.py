@@ -653,7 +653,7 @@ class Adam:
         m.lerp_(gradient, 1 - 0.9)
         v.lerp_(gradient.square(), 1 - 0.999)
         v_hat = v / (1 - 0.999 ** t.item())
-        self.flat.addcdiv_(m, v_hat.sqrt() + self.eps, value=-learning_rate / (1 - 0.9 ** t.item()))
+        self.flat.addcdiv_(m, v_hat.sqrt_().add_(self.eps), value=-learning_rate / (1 - 0.9 ** t.item()))
 
 
 def minibatch_gradient(agent, batch, args):

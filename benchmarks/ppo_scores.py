@@ -66,9 +66,7 @@ def main():
             }
             RESULTS.mkdir(exist_ok=True)
             path.write_text(json.dumps(report, indent=1))
-    print(
-        "\n| environment | mean of seeds | worst seed | over seeds | steps | seconds |\n|---|---|---|---|---|---|"
-    )
+    print("\n| environment | mean of seeds | worst seed | over seeds | steps | seconds |\n|---|---|---|---|---|---|")
     for name, entry in json.loads(path.read_text()).items():
         returns = entry["returns"]
         spread = statistics.pstdev(returns)
