@@ -74,7 +74,7 @@ TUNED = {
     "MountainCarContinuous-v0": {"num_minibatches": 8, "update_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9999,
                                  "gae_lambda": 0.9, "ent_coef": 0.00429, "total_timesteps": 100_000} | NORMALIZE,
     "LunarLander-v3": LUNAR_LANDER,
-    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0},
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 32, "update_epochs": 10, "gamma": 0.999,
                          "ent_coef": 0.0, "total_timesteps": 3_000_000} | NORMALIZE,
     # published settings (CleanRL's), not confirmed here

@@ -666,12 +666,17 @@ def test_resume_from_a_file_that_holds_only_weights(copied, complaint):
 def test_interrupted_with_ctrl_c_it_says_how_to_go_on(alone):
     """Fails if Ctrl-C ends in a traceback, or if what it says does not lead on."""
     flags = [*SMALL, "--total-timesteps", 10**7, "--checkpoint-every", 128, "--eval-every", 10**7, "--run-dir", "run"]
-    process = subprocess.Popen(command(flags), cwd=alone, env=surroundings(), stderr=subprocess.PIPE, text=True)
+
+    def listen():  # where the tests run in the background, children would be born deaf to Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = dict(env=surroundings(), stderr=subprocess.PIPE, text=True, preexec_fn=listen)
+    process = subprocess.Popen(command(flags), cwd=alone, **pipes)
     try:
         while process.poll() is None and not (alone / "run/checkpoint.pt").exists():
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130 and "--resume run" in err and "Traceback" not in err
