@@ -624,6 +624,19 @@ def test_resume_with_more_steps_goes_on(copied, main):
     assert summary(copied)["global_step"] == column(copied, "step")[-1]
 
 
+def test_resumed_with_fewer_steps_than_it_has_taken(alone):
+    """Fails if a run that was killed before its first evaluation, and is resumed when it is over, ends badly."""
+    flags = [*SMALL, "--total-timesteps", 100_000, "--checkpoint-every", 128, "--eval-every", 10**6]
+    process = subprocess.Popen(command([*flags, "--run-dir", "run"]), cwd=alone, env=surroundings())
+    while process.poll() is None and len(list((alone / "run").glob("metrics.csv"))) == 0:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    assert "evaluation: " in shell(alone, "--resume", "run", "--total-timesteps", 10).stdout
+    assert json.loads((alone / "run/summary.json").read_text())["global_step"] > 10
+
+
 def test_a_prolonged_run_that_is_killed_can_be_resumed(copied, main, monkeypatch):
     """Fails if the new number of steps is forgotten, so that --resume takes the run for finished."""
     changed = Args(resume=str(copied), total_timesteps=4000, checkpoint_every=128)
@@ -1041,7 +1054,10 @@ def test_loss_that_is_not_finite_ends_the_run(main, capsys, tmp_path):
     err = capsys.readouterr().err
     assert_one_line(err)
     assert "CartPole-v1" in err and "step " in err and "loss" in err
-    assert not (tmp_path / "run/checkpoint.pt").exists()  # it happens in the first rollouts
+    state = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)
+    assert state["step"] == 0  # it happens in the first rollouts: the checkpoint from before them stays, and is good
+    assert all(value.isfinite().all() for value in state["agent"].values())
+    assert [path.name for path in (tmp_path / "run/models").iterdir()] == []
 
 
 # ---------------------------------------------------------------------------------------------- limits and options

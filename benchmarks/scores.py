@@ -1,6 +1,6 @@
-"""Final evaluation scores of ppo.py with its TUNED settings, five seeds each.
+"""Final evaluation scores of a script with its TUNED settings, five seeds each.
 
-    python benchmarks/ppo_scores.py [ENV_ID …] [--seeds 1 2 3 4 5] [--jobs 2] [--flags "…"]
+    python benchmarks/scores.py ppo.py ENV_ID … [--seeds 1 2 3 4 5] [--jobs 2] [--flags "…"]
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`; the score is the mean of
 the last evaluation (100 deterministic episodes of the final weights). Merges into benchmarks/results/ppo_scores.json,
@@ -23,20 +23,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
-ENVS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "LunarLander-v3"]
 
 
-def score(env_id, seed, flags):
+def score(script, env_id, seed, flags):
     """The summary of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "ppo.py"), "--env-id", env_id, "--seed", str(seed), *shlex.split(flags)]
+        command = [sys.executable, str(ROOT / script), "--env-id", env_id, "--seed", str(seed), *shlex.split(flags)]
         command += ["--eval-episodes", "100", "--no-progress", "--run-dir", folder]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise SystemExit(done.stderr)
         if seed == 1:
             RESULTS.mkdir(exist_ok=True)
-            shutil.copy(Path(folder, "learning_curve.png"), RESULTS / f"ppo_{env_id.replace('/', '-')}.png")
+            shutil.copy(
+                Path(folder, "learning_curve.png"), RESULTS / f"{Path(script).stem}_{env_id.replace('/', '-')}.png"
+            )
         summary = json.loads(Path(folder, "summary.json").read_text())
         print(env_id, seed, summary, flush=True)
         return summary
@@ -45,15 +46,18 @@ def score(env_id, seed, flags):
 def main():
     """Run, merge, print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("env_ids", nargs="*", default=ENVS)
+    parser.add_argument("script")
+    parser.add_argument("env_ids", nargs="+")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--flags", default="")
     args = parser.parse_args()
-    path = RESULTS / "ppo_scores.json"
+    path = RESULTS / f"{Path(args.script).stem}_scores.json"
     with ThreadPoolExecutor(args.jobs) as pool:
         for env_id in args.env_ids:
-            summaries = list(pool.map(lambda seed, env_id=env_id: score(env_id, seed, args.flags), args.seeds))
+            summaries = list(
+                pool.map(lambda seed, env_id=env_id: score(args.script, env_id, seed, args.flags), args.seeds)
+            )
             report = json.loads(path.read_text()) if path.exists() else {}
             report[f"{env_id} {args.flags}".strip()] = {
                 "seeds": args.seeds,
