@@ -176,9 +176,6 @@ def check_args(args):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not (low <= number <= high and math.isfinite(number)):
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        rows = f"num_envs x num_steps = {args.num_envs * args.num_steps} rows"
-        raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches} equal parts")
     if args.capture_video and not importlib.util.find_spec("moviepy"):
         raise UserError("capture_video needs moviepy: pip install moviepy")
 
@@ -206,15 +203,13 @@ class ReturnLimit(gym.Wrapper):
 
 
 def make_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset, whose observations are Boxes (others are flattened).
+    """A vector environment with next-step autoreset, whose observations end in the masks of valid actions.
 
     The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
     UserError, saying what to do, if it cannot be made.
     """
     package = next((package for prefix, package in PLUGINS.items() if args.env_id.startswith(prefix)), None)
-    atari = args.env_id.startswith(
-        "ALE/"
-    )  # has a vector version only; it counts frames, and would clip the true rewards
+    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
     if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
         raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
     try:
@@ -237,9 +232,9 @@ def make_envs(args, num_envs, render_mode=None):
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
         if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
             raise ValueError("its vector version does not reset in the step after an episode's end (NEXT_STEP)")
-        if not isinstance(envs.single_observation_space, spaces.Box):
-            envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
-        return envs
+        if isinstance(envs.single_observation_space, spaces.Tuple):
+            envs = gym.wrappers.vector.FlattenObservation(envs)
+        return MaskedEnvs(envs, args.no_mask)
     except Exception as error:  # whatever went wrong, the library that complains knows best
         hint = f" (try: pip install {package})" if package and isinstance(error, ImportError) else ""
         given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
@@ -311,11 +306,14 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         width = sum(math.prod(part.shape) for part in self.entries.values()) + sum(self.sizes)
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (width,))
         self.observation_space = spaces.Box(-np.inf, np.inf, (self.num_envs, width))
+        self.native = hasattr(
+            envs.unwrapped, "action_masks"
+        )  # the environment's own vector version tells for all slots
         if no_mask:
             self.source = "nowhere, every action counts as valid"
         elif has_entry:
             self.source = entry
-        elif any(env.has_wrapper_attr("action_masks") for env in getattr(envs.unwrapped, "envs", ())):
+        elif self.native or any(env.has_wrapper_attr("action_masks") for env in getattr(envs.unwrapped, "envs", ())):
             self.source = method
         elif "action_mask" in envs.reset(seed=0)[1]:
             self.source = info
@@ -345,12 +343,14 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         elif self.source == info and "action_mask" in infos:
             given = infos.get("_action_mask", slice(None))
             values = infos["action_mask"][given]
+        elif self.source == method and self.native:
+            given, values = ~ended, self.unwrapped.action_masks()[~ended]
         elif self.source == method:
             given, asked = ~ended, zip(self.unwrapped.envs, ended)  # one whose episode is over is not asked
             values = [env.get_wrapper_attr("action_masks")() for env, over in asked if not over]
         else:
             return masks
-        values = np.array(list(values), bool)
+        values = np.array(list(values) if np.asarray(values).dtype.hasobject else values, bool)
         if values.size and values[0].size != masks.shape[1]:
             wanted = f"{masks.shape[1]} wide, for {self.single_action_space}"
             raise UserError(f"action masks must be {wanted}; {self.source} gives {values[0].size}")
@@ -358,25 +358,6 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         if ended.any():
             masks[ended & ~can_act(masks, self.sizes)] = True
         return masks
-
-
-def with_masks(make_envs):
-    """A `make_envs` whose environments bring their masks."""
-
-    def make_masked_envs(args, *more):
-        envs = make_envs(args, *more)
-        if isinstance(envs, gym.wrappers.vector.FlattenObservation):
-            if not isinstance(envs.env.single_observation_space, spaces.Tuple):
-                envs = envs.env  # Dicts have an encoder for each entry, and discrete numbers are looked up
-        try:
-            return MaskedEnvs(envs, args.no_mask)
-        except UserError as error:
-            raise UserError(f"{args.env_id}: {error}") from None
-
-    return make_masked_envs
-
-
-make_envs = with_masks(make_envs)  # the functions below that are shared with ppo.py call it by this name
 
 
 # ------------------------------------------------------------------------------------------------------- networks
@@ -472,20 +453,24 @@ class Encoder(nn.Module):
         sizes = factor_sizes(space) if self.discrete else [math.prod(space.shape)]
         linear = layer(nn.Linear(sum(sizes), width), generator)
         self.weight, self.bias = nn.Parameter(linear.weight.detach().T.clone()), linear.bias
-        self.offsets = np.cumsum([0, *sizes[:-1]]) - np.ravel(getattr(space, "start", 0))  # to the rows of `weight`
+        offsets = np.cumsum([0, *sizes[:-1]]) - np.ravel(getattr(space, "start", 0))  # to the rows of `weight`
+        self.register_buffer("offsets", torch.as_tensor(offsets), persistent=False)
 
     def forward(self, x):
         """(B, …) -> (B, width), of tensors."""
         x = x.reshape(len(x), -1)
         if not self.discrete:
             return (x.float() @ self.weight + self.bias).tanh()
-        columns = (x.long() + torch.as_tensor(self.offsets, device=x.device)).unbind(1)
+        columns = (x.long() + self.offsets).unbind(1)
         return (add(self.weight.index_select(0, rows) for rows in columns) + self.bias).tanh()
 
     def numpy(self, x, weight, bias):
         """The same for a NumPy array and the parameters as such."""
         x = x.reshape(len(x), -1)
-        return np.tanh((weight[x.astype(int) + self.offsets].sum(1) if self.discrete else x @ weight) + bias)
+        if not self.discrete:
+            return np.tanh(x @ weight + bias)
+        columns = (x.astype(int) + self.offsets.numpy()).T
+        return np.tanh(functools.reduce(np.add, [weight[rows] for rows in columns]) + bias)
 
 
 class Network(nn.Module):
@@ -556,7 +541,8 @@ class MaskedAgent(nn.Module):
         if not self.acts_in_numpy:
             with torch.no_grad():
                 return self.actor([torch.as_tensor(x, device=self.device) for x in parts]).cpu().numpy()
-        x = np.concatenate([e.numpy(part, w, b) for (e, w, b), part in zip(self.numpy_encoders, parts)], 1)
+        encoded = [e.numpy(part, w, b) for (e, w, b), part in zip(self.numpy_encoders, parts)]
+        x = np.concatenate(encoded, 1) if len(encoded) > 1 else encoded[0]
         *hidden, (weight, bias) = self.numpy_layers
         for w, b in hidden:
             x = np.tanh(x @ w + b)
@@ -837,6 +823,15 @@ class Adam:
         v_hat = v / (1 - 0.999 ** t.item())
         self.flat.addcdiv_(m, v_hat.sqrt_().add_(self.eps), value=-learning_rate / (1 - 0.9 ** t.item()))
 
+    def state_dict(self):
+        """The moments and the number of steps, for a checkpoint."""
+        return self.state
+
+    def load_state_dict(self, state):
+        """Copy what state_dict returned."""
+        for name, value in self.state.items():
+            value.copy_(state[name])
+
 
 def minibatch_gradient(agent, batch, args):
     """(flat gradient, [loss, policy loss, value loss, entropy], log pi - log mu (B,)) of a Batch."""
@@ -899,6 +894,7 @@ def scale_rewards(buffer, stats, discounted):
 
 # -------------------------------------------------------------------------------------- run folder and evaluation
 
+LOWER_PANEL = ("policy_loss", "value_loss", "entropy")  # columns of metrics.csv that the learning curve shows as well
 EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
 # Unpickled, these environments go on just where they were (tested). Others pickle without complaint and come back
 # rebuilt, their state lost (Box2D, MuJoCo): they are not carried over, their episodes restart.
@@ -952,21 +948,12 @@ def start_run(args):
     except OSError as error:
         raise UserError(f"cannot make the run folder {run_dir}: {error}") from None
     with contextlib.suppress(OSError):  # no git on this machine
-        git = [
-            "git",
-            "-C",
-            str(Path(__file__).parent),
-            "describe",
-            "--always",
-            "--exclude=*",
-            "--abbrev=40",
-            "--dirty=+",
-        ]
+        git = ["git", "-C", str(Path(__file__).parent), *"describe --always --exclude=* --abbrev=40 --dirty=+".split()]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     config = {
         "args": dataclasses.asdict(args),
         "git": {"commit": commit.rstrip("+"), "dirty": commit.endswith("+")},
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "gymnasium", "numpy")},
+        "versions": {k: importlib.metadata.version(k) for k in ("torch", "gymnasium", "numpy") if k in sys.modules},
         "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
     }
     atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
@@ -995,22 +982,25 @@ def evaluate_and_save(agent, args, run, run_dir):
         evaluate(agent, args, 1, seed, video=run_dir / f"videos/{run.step}.mp4")
 
 
-def save_checkpoint(run_dir, args, state, envs):
-    """Write checkpoint.pt and, where it can be carried over, the state of the environments.
+def save_checkpoint(run_dir, args, run, rng, envs, **parts):
+    """Write checkpoint.pt (the run, the generator, the state_dict of each part) and the state of the environments.
 
     That goes first, to a file with the step in its name; checkpoint.pt names it, so that its rename commits both.
+    Environments that cannot be carried over are not written.
     """
     entry_point = str(getattr(envs.spec, "entry_point", ""))
     carried = entry_point.startswith(CARRIED) and all(path.startswith("gymnasium.") for path in args.wrappers)
-    state["envs_file"] = f"envs_{state['step']}.pkl" if carried else None
+    envs_file = f"envs_{run.step}.pkl" if carried else None
     if carried:
         import cloudpickle
 
-        atomic_write(run_dir / state["envs_file"], lambda path: path.write_bytes(cloudpickle.dumps(envs)))
-    state = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+        atomic_write(run_dir / envs_file, lambda path: path.write_bytes(cloudpickle.dumps(envs)))
+    state = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in vars(run).items()}
+    state |= {"env_id": args.env_id, "envs_file": envs_file, "rng": rng.bit_generator.state}
+    state |= {name: part.state_dict() for name, part in parts.items()}
     atomic_write(run_dir / "checkpoint.pt", lambda path: torch.save(state, path))
     for file in run_dir.glob("envs_*.pkl"):
-        if file.name != state["envs_file"]:
+        if file.name != envs_file:
             file.unlink()
 
 
@@ -1048,7 +1038,7 @@ def load(run_dir, model="best", args=None):
     return agent
 
 
-def restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs):
+def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
     """Put everything back as it was at the last checkpoint, and cut metrics.csv there. Returns the environments."""
     config = read_config(run_dir / "config.json")
     if changed := [name for name in config if name not in RESUMABLE and getattr(args, name) != config[name]]:
@@ -1056,8 +1046,8 @@ def restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs):
     state = load_file(run_dir / "checkpoint.pt", args, agent)
     with blame(run_dir / "checkpoint.pt"):
         rng.bit_generator.state = state["rng"]
-        for name, value in optimizer.state.items():
-            value.copy_(state["optimizer"][name])
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         for name, value in vars(run).items():
             setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
     if state["envs_file"]:
@@ -1068,18 +1058,23 @@ def restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs):
     else:
         print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
         run.obs, _ = envs.reset(seed=args.seed + run.step)
-        run.reset_rows[:], run.returns[:], run.discounted[:] = False, 0, 0
-    with blame(run_dir / "metrics.csv"):
-        header, *rows = (run_dir / "metrics.csv").read_text().splitlines(keepends=True)
-        kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
-    atomic_write(run_dir / "metrics.csv", lambda path: path.write_text("".join([header, *kept])))
+        for name in {"reset_rows", "returns", "discounted"} & vars(run).keys():
+            getattr(run, name)[:] = 0
+    metrics = run_dir / "metrics.csv"
+    if run.step == 0:  # killed before the first checkpoint after the one at the start
+        metrics.unlink(missing_ok=True)
+    else:
+        with blame(metrics):
+            header, *rows = metrics.read_text().splitlines(keepends=True)
+            kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
+        atomic_write(metrics, lambda path: path.write_text("".join([header, *kept])))
     config = json.loads((run_dir / "config.json").read_text()) | {"args": dataclasses.asdict(args)}
     atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
     return envs
 
 
 def draw_curve(run_dir, args, run):
-    """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, losses and entropy."""
+    """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, LOWER_PANEL's figures."""
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(9, 7), layout="constrained")
@@ -1094,11 +1089,10 @@ def draw_curve(run_dir, args, run):
         top.errorbar(*points, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± standard deviation")
     top.set(title=f"{args.env_id}, seed {args.seed}", ylabel="return of an episode")
     metrics = np.genfromtxt(run_dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
-    names = [name for name in metrics.dtype.names if name.endswith("_loss") or name == "entropy"]
-    for name in names:
+    for name in LOWER_PANEL:
         bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-    scale = "symlog" if max(np.nanmax(np.abs(metrics[name])) for name in names) > 10 else "linear"
-    bottom.set(xlabel="environment steps", ylabel="mean over minibatches", yscale=scale)
+    scale = "symlog" if max(np.abs(np.nan_to_num(metrics[name])).max() for name in LOWER_PANEL) > 10 else "linear"
+    bottom.set(xlabel="environment steps", ylabel="mean since the last log row", yscale=scale)
     bottom.xaxis.set_major_formatter("{x:,.0f}")
     for axis in (top, bottom):
         axis.legend()
@@ -1128,20 +1122,23 @@ def check_finite(args, step, **fields):
 # ------------------------------------------------------------------------------------------------------- training
 
 
-def make_masked_agent(args, envs):
-    """An untrained MaskedAgent for these MaskedEnvs. UserError if the device is none."""
-    device = "cpu" if args.device == "auto" else args.device
+def choose_device(args, image=False):
+    """The device that args.device means, and torch's threads set to match. UserError if the device is none."""
+    device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
-    torch.set_num_threads(args.torch_threads or 1)
+    torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
+    return device
+
+
+def make_agent(args, envs):
+    """An untrained MaskedAgent for these MaskedEnvs. UserError if the device is none."""
+    device = choose_device(args)
     agent = MaskedAgent(envs.entries, envs.single_action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
-
-
-make_agent = make_masked_agent  # `load`, shared with ppo.py, calls it by this name
 
 
 def make_masked_buffer(args, agent):
@@ -1198,6 +1195,9 @@ def play_masked(args, agent, envs, buffer, run, rng):
 def train(args):
     """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
     check_args(args)
+    if args.num_envs * args.num_steps % args.num_minibatches:
+        rows = f"num_envs x num_steps = {args.num_envs * args.num_steps} rows"
+        raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches} equal parts")
     if args.no_mask and args.naive_mask:
         raise UserError("no_mask and naive_mask are different ablations: choose one")
     envs = make_envs(args, args.num_envs)
@@ -1225,7 +1225,9 @@ def train(args):
     print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
     print(f"action masks come from {envs.source}")
     if args.resume:
-        envs = restore_checkpoint(run_dir, args, run, agent, optimizer, rng, envs)
+        envs = restore_checkpoint(run_dir, args, run, rng, envs, agent, optimizer=optimizer)
+    else:
+        save_checkpoint(run_dir, args, run, rng, envs, agent=agent, optimizer=optimizer)
     begun, drawn = time.time() - run.seconds, time.time()
     eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
     checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
@@ -1252,11 +1254,12 @@ def train(args):
             if finished or run.step // eval_every > first_step // eval_every:
                 evaluate_and_save(agent, args, run, run_dir)
             if finished or run.step // checkpoint_every > first_step // checkpoint_every:
-                state = {"env_id": args.env_id, "agent": agent.state_dict(), "optimizer": optimizer.state}
-                save_checkpoint(run_dir, args, state | {"rng": rng.bit_generator.state} | vars(run), envs)
+                save_checkpoint(run_dir, args, run, rng, envs, agent=agent, optimizer=optimizer)
             if time.time() - drawn > 30:
                 draw_curve(run_dir, args, run)
                 drawn = time.time()
+    if not run.evaluations:  # resumed, with no more steps to take than had been taken
+        evaluate_and_save(agent, args, run, run_dir)
     envs.close()
     return finish(run_dir, args, run)
 

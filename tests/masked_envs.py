@@ -138,5 +138,16 @@ class Needle(gym.Env):
         return self.seen(), reward, False, self.steps == 100, {}
 
 
+class NativeCues(gym.vector.SyncVectorEnv):
+    """Cues as an environment with a vector version of its own, which tells the masks of all slots at once."""
+
+    def __init__(self, num_envs, **kwargs):
+        super().__init__([lambda: Cue(**kwargs | {"source": "none"})] * num_envs)
+
+    def action_masks(self):
+        return np.array([env.mask() for env in self.envs], bool)
+
+
 for env in (Cue, Needle):
     gym.register(f"{env.__name__}-v0", env, disable_env_checker=True)
+gym.register("NativeCue-v0", Cue, vector_entry_point=NativeCues, disable_env_checker=True)

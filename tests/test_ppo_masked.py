@@ -9,8 +9,10 @@ import csv
 import json
 import math
 import os
+import random
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -572,6 +574,16 @@ def test_masks_from_every_source(source, kind, observation, final):
     assert 0 < (~real).sum() < real.sum() and buffer.action_masks[~real].all()
 
 
+def test_masks_of_a_native_vector_environment():
+    """Fails if a vector environment's own action_masks() is not found, or if its rows go to the wrong slots."""
+    args = Args(env_id="masked_envs:NativeCue-v0", num_envs=3, num_steps=16)
+    envs = ppo_masked.make_envs(args, args.num_envs)
+    assert isinstance(envs.unwrapped, masked_envs.NativeCues) and envs.source == "a method action_masks()"
+    _, buffer = rollout(args, envs, 3)
+    expected = np.array(masked_envs.MASKS["discrete"], bool)[buffer.obs[:-1, ..., 0].astype(int)]
+    assert (buffer.action_masks == expected)[~buffer.reset_rows].all() and buffer.action_masks[buffer.reset_rows].all()
+
+
 FIND_MASKS = ppo_masked.MaskedEnvs.masks
 
 
@@ -818,8 +830,8 @@ def test_copied_alone_it_runs_resumes_and_evaluates(alone):
     assert figures(alone / "one") == figures(alone / "two")  # same seed, same run
     # Break off after 1,000 steps: what a killed process leaves behind, for it saves at the same steps.
     code = "import ppo_masked, sys; full = ppo_masked.save_checkpoint\n"
-    code += "def save(run_dir, args, state, envs):\n    full(run_dir, args, state, envs)\n"
-    code += "    if state['step'] > 1000: sys.exit(9)\n"
+    code += "def save(run_dir, args, run, *rest, **parts):\n    full(run_dir, args, run, *rest, **parts)\n"
+    code += "    if run.step > 1000: sys.exit(9)\n"
     code += "ppo_masked.save_checkpoint = save; sys.argv[0] = 'ppo_masked.py'; ppo_masked.main()"
     command = [sys.executable, "-c", code, *map(str, flags), "--run-dir", "broken"]
     assert subprocess.run(command, cwd=alone, capture_output=True, text=True).returncode == 9
@@ -834,6 +846,36 @@ def test_copied_alone_it_runs_resumes_and_evaluates(alone):
     summary = json.loads((alone / "one" / "summary.json").read_text())
     line = shell(alone, "--evaluate", "one", "--model", "last").stdout
     assert f"{summary['eval_return_mean']:.2f} ± {summary['eval_return_std']:.2f}" in line
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(alone, kills=6):
+    """Fails if a checkpoint lacks anything that the rest of the run depends on (masks included), or is half written."""
+    flags = [*SMALL, "--total-timesteps", 4000 * kills, "--checkpoint-every", 256, "--normalize-reward"]
+    shell(alone, *flags, "--run-dir", "unbroken")
+    rng, checkpoint, argv, stamp = (
+        random.Random(kills),
+        alone / "killed/checkpoint.pt",
+        [*flags, "--run-dir", "killed"],
+        0,
+    )
+    for _ in range(kills):
+        command = [sys.executable, "ppo_masked.py", *map(str, argv)]
+        process = subprocess.Popen(
+            command, cwd=alone, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == stamp):
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.2))
+        assert process.poll() is None, "it finished before it could be killed"
+        process.kill()
+        process.wait()
+        stamp, argv = checkpoint.stat().st_mtime_ns, ["--resume", "killed", "--no-progress"]
+    shell(alone, *argv)
+    assert figures(alone / "unbroken") == figures(alone / "killed")
+    states = [torch.load(alone / name / "checkpoint.pt", weights_only=True) for name in ("unbroken", "killed")]
+    assert all(torch.equal(tensor, states[1]["agent"][name]) for name, tensor in states[0]["agent"].items())
+    assert states[0]["evaluations"] == states[1]["evaluations"]
 
 
 @pytest.fixture
