@@ -1,0 +1,29 @@
+"""Make the demonstration of the sparse MountainCar in demos/: always push the way the car is rolling.
+
+python benchmarks/ppod_mountaincar_demo.py [--seed 0] [--folder demos/MountainCar-v0]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import ppod  # noqa: E402
+
+
+def main():
+    """Play one episode and save it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", default=str(ROOT / "demos/MountainCar-v0"))
+    given = parser.parse_args()
+    recorder = ppod.Recorder(ppod.Args(env_id="MountainCar-v0", seed=given.seed, target_agent_demos_dir=given.folder))
+    (_, velocity, _), over = recorder.reset()[0], False
+    while not over:
+        (_, velocity, _), _, terminated, truncated, _ = recorder.step(2 if velocity >= 0 else 0)
+        over = terminated or truncated
+
+
+if __name__ == "__main__":
+    main()
