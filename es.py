@@ -23,6 +23,7 @@ Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055, natural evolution stra
 """
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import datetime
@@ -852,6 +853,7 @@ def train(args):
     check_args(args)
     if distributed.is_torchelastic_launched() and not distributed.is_initialized():
         distributed.init_process_group("gloo")
+        atexit.register(distributed.destroy_process_group)  # its threads would outlive the interpreter, and abort
     first = process()[0] == 0
     check_population(args, process()[1])
     slots = make_slots(args)
