@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXEMPT = {"Args", "make_agent", "train", "main"}  # these are what a script is about
 OWN = {  # what shared functions or users call by its name, though these scripts need their own
-    ("mappo.py", "make_envs"),  # teams of agents
+    ("maddpg_matd3.py", "make_envs"),  # teams of agents
+    ("mappo.py", "make_envs"),  # the same
     ("ppo_masked.py", "make_envs"),  # observations bring their masks
     ("ppod.py", "make_envs"),  # views of MiniGrid, demonstrations
     ("qlearning.py", "make_envs"),  # observations as they are, not one-hot

@@ -1,0 +1,88 @@
+"""PettingZoo parallel environments for the tests of maddpg_matd3.py: games with continuous actions (mappo_envs.py has
+discrete ones) whose best play is known.
+"""
+
+import numpy as np
+from gymnasium import spaces
+from mappo_envs import Game
+
+
+class Duet(Game):
+    """One step; each agent is shown a sign, the actions should be those signs times (0.5, -1), in bounds of -1 and 3.
+
+    Reward for each: 1 - (a - 0.5 sign)^2 - (b + sign)^2, sign being the other agent's, which only the other is shown;
+    with `shown` both see their own. Without it, the best is to play 0: on average 1 - 0.25 - 1 = -0.25 for each.
+    """
+
+    low, high, shown = -1, 3, True
+
+    def action_space(self, agent):
+        return spaces.Box(self.low, self.high, (1,), np.float32)
+
+    def start(self):
+        self.sign = {agent: float(self.rng.choice([-1, 1])) for agent in self.possible_agents}
+
+    def observe(self, agent):
+        return np.array([self.sign[agent] if self.shown else 0], np.float32)
+
+    def play(self, actions):
+        a, b = (float(actions[agent][0]) for agent in "ab")
+        return 1 - (a - 0.5 * self.sign["a"]) ** 2 - (b + self.sign["b"]) ** 2, True, False
+
+
+class MeetHalfway(Game):
+    """Meet in the middle: on a line, "a" starts left, "b" right of 0, and each moves by up to 0.5 a step.
+
+    Each is told its own place and that of the other, and gets -|own place| - |distance| after each of five steps, so
+    that the best is to go to 0 as fast as possible. Truncated after five steps, or with `dies` "a" terminates after
+    two, and "b" goes on alone.
+    """
+
+    size, dies = 2, False
+
+    def action_space(self, agent):
+        return spaces.Box(-1, 1, (1,), np.float32)
+
+    def start(self):
+        self.place = {"a": -float(self.rng.uniform(0.5, 1)), "b": float(self.rng.uniform(0.5, 1))}
+
+    def observe(self, agent):
+        other = "b" if agent == "a" else "a"
+        return np.array([self.place[agent], self.place[other]], np.float32)
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), "the dead must not act"
+        for agent, action in actions.items():
+            self.place[agent] += 0.5 * float(action[0])
+        self.t += 1
+        distance = abs(self.place["a"] - self.place["b"])
+        rewards = self.all(lambda agent: -abs(self.place[agent]) - distance)
+        dead = "a" if self.dies and self.t == 2 else None
+        result = self.all(self.observe), rewards, self.all(lambda a: a == dead), self.all(lambda a: self.t == 5)
+        infos = self.all(lambda agent: {})
+        self.agents = [agent for agent in self.agents if agent != dead and self.t < 5]
+        return *result, infos
+
+
+class Solo(Duet):
+    """One agent: the same for "a" alone, and 0.25 more or less does not matter: reward 1 - (a - 0.5 sign)^2."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.possible_agents = ["a"]
+
+    def play(self, actions):
+        return 1 - (float(actions["a"][0]) - 0.5 * self.sign["a"]) ** 2, True, False
+
+
+class Unbounded(Duet):
+    """A game whose actions have no bounds."""
+
+    low, high = -np.inf, np.inf
+
+
+class Uneven(Duet):
+    """A game in which one agent's actions are discrete and the other's are not."""
+
+    def action_space(self, agent):
+        return spaces.Discrete(2) if agent == "b" else super().action_space(agent)
