@@ -1,0 +1,146 @@
+"""Begin an exercise or a bug hunt: a working copy of a script, with something to write or a bug to find.
+
+    python exercises/start.py                  # the list
+    python exercises/start.py gae              # writes my_work/ppo.py, in which compute_gae is to be written
+    python exercises/start.py hunt-3           # writes a copy of a script with a bug in it
+    python exercises/start.py gae --force      # begin again; what was there is kept as my_work/ppo.py.bak
+
+The copy is cut out of the script as it stands today, so it cannot be out of date. Then: python exercises/check.py gae
+"""
+
+import argparse
+import ast
+import io
+import os
+import textwrap
+import tokenize
+from pathlib import Path
+
+import hunts  # noqa: F401  (fills the table)
+import tasks  # noqa: F401
+from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def definitions(source):
+    """{name: node of the syntax tree} of the functions and classes of a script, and Class.name of methods."""
+    kinds, found = (ast.FunctionDef, ast.ClassDef), {}
+    for node in ast.parse(source).body:
+        if isinstance(node, kinds):
+            found[node.name] = node
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{node.name}.{inner.name}": inner for inner in node.body if isinstance(inner, kinds)}
+    return found
+
+
+def body_span(lines, node):
+    """(first, last), counted from 0 and `last` left out: a function's lines below its signature and docstring."""
+    if ast.get_docstring(node) is not None:
+        first = node.body[0].end_lineno
+    else:  # the first NEWLINE token ends the signature: inside its brackets there are only NLs
+        text = io.StringIO("".join(lines[node.lineno - 1 :]))
+        ends = (t.end[0] for t in tokenize.generate_tokens(text.readline) if t.type == tokenize.NEWLINE)
+        first = node.lineno - 1 + next(ends)
+    return first, node.end_lineno
+
+
+def blanked(source, exercise):
+    """The source of a script with the bodies of the exercise's functions taken out, and all else as it is."""
+    lines, nodes = source.splitlines(keepends=True), definitions(source)
+    if missing := [name for name in exercise.blanks if name not in nodes]:
+        raise BadInput(f"exercise {exercise.name}: {exercise.script} has no {' and no '.join(missing)} any more")
+    task = textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)
+    for name in sorted(exercise.blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
+        node = nodes[name]
+        first, last = body_span(lines, node)
+        indent = " " * (node.col_offset + 4)
+        message = f'raise NotImplementedError("exercise: {exercise.name}: write {name}")'
+        comment = [f"# {line}" for line in task] if name == exercise.blanks[0] else []
+        lines[first:last] = [f"{indent}{line}\n" for line in [*comment, message]]
+    return "".join(lines)
+
+
+def planted(source, hunt):
+    """The source of a script with the hunt's bug in it. BadInput if its text does not stand there exactly once."""
+    lines, plant = source.splitlines(keepends=True), hunt.plant
+    node = definitions(source).get(plant.where)
+    if node is None:
+        raise BadInput(f"{hunt.name}: {hunt.script} has no {plant.where} any more")
+    first, last = node.lineno - 1, node.end_lineno
+    text = "".join(lines[first:last])
+    if text.count(plant.old) != 1:
+        times = f"{text.count(plant.old)} times, not once"
+        raise BadInput(f"{hunt.name}: the text to change stands {times} in {plant.where} of {hunt.script}")
+    lines[first:last] = [text.replace(plant.old, plant.new)]
+    return "".join(lines)
+
+
+def working_copy(task, root=ROOT):
+    """The source that the student gets for an Exercise or a Hunt."""
+    try:
+        source = Path(root, task.script).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot read {task.script}: {error}") from None
+    return (blanked if isinstance(task, Exercise) else planted)(source, task)
+
+
+def write_copy(task, folder, force=False):
+    """Write the working copy into a folder. BadInput, unless `force`, if another file is there. Returns its Path."""
+    path, source = Path(folder, task.script), working_copy(task)
+    if path.exists() and path.read_text(encoding="utf-8") != source:
+        if not force:
+            raise BadInput(f"{path} holds work already; --force replaces it, --work FOLDER puts the copy elsewhere")
+        os.replace(path, path.with_name(f"{path.name}.bak"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error}") from None
+    return path
+
+
+def describe(task):
+    """What there is to do, as lines of text."""
+    if isinstance(task, Exercise):
+        lines = textwrap.wrap(task.task, 100)
+        return [f"{task.topic}: write {', '.join(task.blanks)} in {task.script}.", "", *lines]
+    what = "There is one bug in this copy. It runs, and no message will tell you."
+    return [f"A bug hunt in {task.script}. {what}", "", *textwrap.wrap(f"Hint: {task.hint}", 100)]
+
+
+def table():
+    """The list of all exercises and hunts, as lines of text."""
+    width = max(map(len, EXERCISES))
+    lines = [f"{'exercise':{width}}  {'script':13}  level  minutes  topic"]
+    for e in EXERCISES.values():
+        lines.append(f"{e.name:{width}}  {e.script:13}  {'*' * e.difficulty:5}  {e.minutes:7}  {e.topic}")
+    lines += ["", f"{'bug hunt':{width}}  {'script':13}  level  minutes  what one sees"]
+    for h in HUNTS.values():
+        indent = " " * (width + 33)
+        hint = textwrap.wrap(h.hint, 100, initial_indent=indent, subsequent_indent=indent)
+        lines.append(f"{h.name:{width}}  {h.script:13}  {'*' * h.difficulty:5}  {h.minutes:7}  {hint[0].strip()}")
+        lines += hint[1:]
+    return [*lines, "", "begin one with: python exercises/start.py NAME"]
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", help="of an exercise or a hunt; without it, the list")
+    parser.add_argument("--force", action="store_true", help="replace work that is there; it is kept as .bak")
+    parser.add_argument("--work", default="my_work", metavar="FOLDER", help="where to write (default: my_work)")
+    args = parser.parse_args()
+    if args.name is None:
+        print("\n".join(table()))
+        return
+    task = find(args.name)
+    path = write_copy(task, args.work, args.force)
+    command = f"python {os.path.relpath(Path(__file__).with_name('check.py'))} {task.name}"
+    if args.work != "my_work":
+        command += f" --work {args.work}"
+    print("\n".join([*describe(task), "", f"Work in {path}. Then: {command}"]))
+
+
+if __name__ == "__main__":
+    run_main(main)
