@@ -128,6 +128,7 @@ class Args:
     n_step: int = 1  # rewards that a target sums before it asks Q'
     tau: float = 0.005  # how far the targets move towards the networks in one update
     exploration_noise: float = 0.1  # deviation of the noise on continuous actions, in units of half an action's range
+    output_penalty: float = 1e-3  # weight of the mean square of what goes into tanh or softmax, so that both stay soft
     gumbel_temperature: float = 1.0  # discrete actions: how soft the choices are that gradients flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of each actor
     critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of each critic; None: as the actors'
@@ -532,12 +533,13 @@ class Agents(nn.Module):
         return self.to_env(self.best(self.outputs(obs), available))
 
     def choose(self, actors, obs, available, rng):
-        """What `actors` do, (n, B, A), with gradients: tanh, or a draw by Gumbel-softmax; for tensors (n, B, …)."""
+        """(actions, what they are made of by tanh or Gumbel-softmax), each (n, B, A), for tensors (n, B, …)."""
         outputs = actors(obs.reshape(len(actors.biases[0]), -1, obs.shape[2])).view(*obs.shape[:2], -1)
         if not self.discrete:
-            return outputs.tanh() * self.real
+            return outputs.tanh() * self.real, outputs
         noise = torch.as_tensor(gumbel(outputs.shape, rng), device=self.device)
-        return gumbel_softmax(outputs.masked_fill(available == 0, -1e9), noise, self.args.gumbel_temperature)
+        logits = outputs.masked_fill(available == 0, -1e9)
+        return gumbel_softmax(logits, noise, self.args.gumbel_temperature), outputs
 
     def values(self, critics, share_obs, actions, count):
         """Values (count, R) of actions (R, n, A) in states (R, S), by the first `count` critics of each agent.
@@ -836,7 +838,7 @@ def update_agents(agents, optimizers, batch, updates, anneal, args, rng):
     played = batch.valid_transitions if streams > 1 else torch.ones_like(batch.rewards)
 
     with torch.no_grad():
-        next_actions = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
+        next_actions, _ = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
         if args.target_noise and not agents.discrete:  # the second of TD3's three lines: Q' is smoothed
             noise = torch.as_tensor(args.target_noise * rng.standard_normal(next_actions.shape, np.float32))
             next_actions = smoothed(next_actions, noise.to(agents.device), args.noise_clip) * agents.real
@@ -851,12 +853,13 @@ def update_agents(agents, optimizers, batch, updates, anneal, args, rng):
 
     actor_loss = loss.new_full((), math.nan)
     if updates % args.policy_frequency == 0:  # the third: the actors wait, and so do the targets
-        own = agents.choose(agents.actors, batch.obs, batch.available_actions, rng)
+        own, outputs = agents.choose(agents.actors, batch.obs, batch.available_actions, rng)
         together = put_in(own, batch.actions).flatten(0, 1)
         share_obs = batch.share_obs.repeat(n // streams, 1)
         values_of_own = agents.values(agents.critics, share_obs, together, 1)
-        actor_loss = -active_mean(values_of_own.squeeze(0), batch.valid_transitions.squeeze(1))
-        gradient = flat_gradient(actor_loss, agents.actors.leaves)
+        valid = batch.valid_transitions.squeeze(1)
+        actor_loss, size = -active_mean(values_of_own[0], valid), outputs.square().mean(2).flatten()
+        gradient = flat_gradient(actor_loss + args.output_penalty * active_mean(size, valid), agents.actors.leaves)
         optimizers.actor.step(gradient, anneal * args.actor_learning_rate, max_norm)
         polyak(agents.target_critics.flat, agents.critics.flat, args.tau)
         polyak(agents.target_actors.flat, agents.actors.flat, args.tau)

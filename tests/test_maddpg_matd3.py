@@ -7,6 +7,7 @@ The `check_…` functions take the implementation they judge, so that the tests 
 import copy
 import csv
 import inspect
+import itertools
 import json
 import os
 import random
@@ -32,8 +33,10 @@ import mappo
 from maddpg_matd3 import Agents, Args, OffPolicyBufferEP, OffPolicyBufferFP
 
 SPREAD = "mpe2.simple_spread_v3"
-QUICK = dict(hidden_sizes=(32, 32), batch_size=64, learning_starts=200, train_frequency=2, num_envs=4, gamma=0.9)
-QUICK |= dict(actor_learning_rate=3e-3, critic_learning_rate=3e-3, tau=0.02, eval_every=10**9, progress=False)
+QUICK = dict(hidden_sizes=(32, 32), batch_size=64, learning_starts=200, train_frequency=4, num_envs=4, gamma=0.9)
+QUICK |= dict(
+    output_penalty=1e-2, actor_learning_rate=3e-3, critic_learning_rate=3e-3, tau=0.02, eval_every=10**9, progress=False
+)
 TINY = "--num-envs 3 --hidden-sizes 8 --batch-size 16 --learning-starts 60 --eval-episodes 2 --no-progress".split()
 TIME_COLUMNS = ("seconds", "sps")
 
@@ -498,7 +501,7 @@ class Twin:
         return nn.Sequential(*modules[:-1])
 
     def act(self, actors, i, obs, available, noise):
-        """What agent i does, as wide as the widest action."""
+        """(What agent i does, as wide as the widest action, the mean square of what its network says)."""
         output = actors[i % len(actors)](obs)
         size, filled = self.agents.action_sizes[i], torch.zeros_like(output)
         if self.agents.discrete:
@@ -512,7 +515,7 @@ class Twin:
                 filled[:, :size] = (filled + noise.clamp(-self.args.noise_clip, self.args.noise_clip)).clamp(-1, 1)[
                     :, :size
                 ]
-        return filled
+        return filled, output.square().mean(1)
 
     def update(self, batch, number, rng):
         args, n, B = self.args, self.n, batch.obs.shape[1]
@@ -529,7 +532,7 @@ class Twin:
             with torch.no_grad():
                 there = [
                     self.act(self.target_actors, i, batch.next_obs[i, rows], batch.next_available_actions[i, rows],
-                             noise[i] if noise[i] is None else noise[i][rows])
+                             noise[i] if noise[i] is None else noise[i][rows])[0]
                     for i in range(n)
                 ]  # fmt: skip
                 x = torch.cat([batch.next_share_obs[rows], *there], 1)
@@ -547,10 +550,11 @@ class Twin:
         losses = []
         for i in range(n):
             together = list(batch.actions)
-            together[i] = self.act(self.actors, i, batch.obs[i], batch.available_actions[i], noise[i])
+            together[i], size = self.act(self.actors, i, batch.obs[i], batch.available_actions[i], noise[i])
             states = batch.share_obs[i * B : (i + 1) * B] if streams > 1 else batch.share_obs
             values = self.critics[i % sets](torch.cat([states, *together], 1))[:, 0]
-            losses.append((values * batch.valid_transitions[i * B : (i + 1) * B, 0]).sum())
+            worth = values - args.output_penalty * size
+            losses.append((worth * batch.valid_transitions[i * B : (i + 1) * B, 0]).sum())
         self.step("actor", -sum(losses) / max(batch.valid_transitions.sum(), 1))
         for slow_nets, nets in ((self.target_actors, self.actors), (self.target_critics, self.critics)):
             for slow, fast in zip(slow_nets, nets):
@@ -576,6 +580,7 @@ TWINS = {
     "discrete": {"kind": "discrete", "n_step": 2, "gumbel_temperature": 0.7},
     "discrete, FP": {"kind": "discrete", "state_type": "FP", "policy_frequency": 1, "n_step": 3},
     "discrete, shared": {"kind": "discrete", "share_policy": True, "alike": True, "max_grad_norm": 0.1},
+    "large penalty": {"output_penalty": 1.0, "kind": "discrete"},
     "short gradients": {"max_grad_norm": 0.1, "critic_hidden_sizes": (5,)},
 }
 
@@ -611,7 +616,7 @@ def test_update_by_hand(monkeypatch):
     other + 2.9 / 2 (…): each sees the old action of the other.
     """
     agents, args, adam = make_agents(
-        alike=True, hidden_sizes=(), algorithm="maddpg", gamma=0.5, critic_learning_rate=0.1, tau=0.25
+        alike=True, hidden_sizes=(), algorithm="maddpg", output_penalty=0.0, critic_learning_rate=0.1, tau=0.25
     )
     with torch.no_grad():
         for network in (agents.actors, agents.critics, agents.target_actors, agents.target_critics):
@@ -689,7 +694,7 @@ def test_numpy_and_torch_agree(kind, share):
         x = torch.as_tensor(maddpg.pad(obs)).transpose(0, 1)
         mask = torch.as_tensor(maddpg.pad(available)).transpose(0, 1)
         sure = SimpleNamespace(standard_exponential=lambda shape, dtype: np.ones(shape, dtype))  # noise of 0
-        chosen = agents.choose(agents.actors, x, mask, sure).detach().transpose(0, 1)
+        chosen = agents.choose(agents.actors, x, mask, sure)[0].detach().transpose(0, 1)
         for i, size in enumerate(agents.action_sizes):
             close(agents.best(outputs, available)[:, i, :size], chosen[:, i, :size], 1e-5)
             assert not chosen[:, i, size:].any()
@@ -848,8 +853,8 @@ def test_what_is_next_is_the_true_successor():
 
 def test_multiwalker():
     """Fails if walkers that fall are asked for actions, come back too early, or make the networks learn nonsense."""
-    env = dict(env_kwargs='{"terminate_on_fall": false}', num_envs=2, state_type="FP", n_step=3)
-    played = Played("pettingzoo.sisl.multiwalker_v9", 150, **env)
+    env = dict(num_envs=2, state_type="FP", n_step=3, env_kwargs='{"terminate_on_fall": false, "max_cycles": 100}')
+    played = Played("pettingzoo.sisl.multiwalker_v9", 220, **env)
     agents, args, buffer = played.agents, played.args, played.buffer
     assert len(played.run.episodes) >= 2
     for e in range(2):
@@ -880,29 +885,324 @@ def test_processes_give_the_same_as_one():
 # ---------------------------------------------------------------------------------------------------------- games
 
 
-GAMES = {
-    "duet, MATD3": ("maddpg_envs:Duet", {}, 1.9),
-    "duet, MADDPG, FP": ("maddpg_envs:Duet", {"algorithm": "maddpg", "state_type": "FP"}, 1.9),
-    "solo": ("maddpg_envs:Solo", {}, 0.97),
-    "matrix, MATD3": ("mappo_envs:Matrix", {}, 5.9),
-    "matrix, MADDPG, FP": ("mappo_envs:Matrix", {"algorithm": "maddpg", "state_type": "FP"}, 5.9),
-    "halfway": ("maddpg_envs:MeetHalfway", {}, -5.2),
-    "halfway, FP, n-step": ("maddpg_envs:MeetHalfway", {"state_type": "FP", "n_step": 3}, -5.2),
-    "halfway, dies": ("maddpg_envs:MeetHalfway", {"state_type": "FP", "env_kwargs": '{"dies": true}'}, -5.2),
-    "meet": ("mappo_envs:Meet", {"share_policy": True}, 1.5),
+GAMES = {  # environment, settings, steps, the least that has to be reached
+    "duet, FP": ("maddpg_envs:Duet", {"state_type": "FP"}, 2500, 1.8),
+    "solo": ("maddpg_envs:Solo", {}, 2000, 0.8),
+    "matrix": ("mappo_envs:Matrix", {}, 1500, 6.0),
+    "matrix, MADDPG": ("mappo_envs:Matrix", {"algorithm": "maddpg", "state_type": "FP"}, 1500, 6.0),
+    "halfway, n-step": ("maddpg_envs:MeetHalfway", {"n_step": 3}, 4000, -4.0),
+    "halfway, dies": ("maddpg_envs:MeetHalfway", {"state_type": "FP", "env_kwargs": '{"dies": true}'}, 4000, -3.0),
+    "meet, FP": ("mappo_envs:Meet", {"share_policy": True, "state_type": "FP", "n_step": 2}, 4000, 1.5),
 }
 
 
 def learned(name, tmp_path, **more):
-    """The mean evaluation return of a short training run."""
-    game, given, least = GAMES[name]
-    steps = 4000 if "Meet" in game else 2000
+    """(the mean evaluation return of a short training run, the least that it has to be)."""
+    game, given, steps, least = GAMES[name]
     args = QUICK | dict(total_timesteps=steps, exploration_noise=0.3, eval_episodes=50, run_dir=str(tmp_path / "run"))
     return maddpg.train(Args(env_id=game, **args | given | more))["eval_return_mean"], least
 
 
 @pytest.mark.parametrize("name", GAMES)
 def test_games_are_solved(name, tmp_path, monkeypatch):
+    """Best play: both follow their own sign, 2 for both (0 is worth -0.5), or 1 alone; (2, 0) gives 2 x 3 in the matrix
+    game, a safe (1, 1) but 4; who goes to 0 at once loses 1.5 on average, a little less after a death, who stays 22;
+    who meets in at most two steps gets 2 x (1 - 0.2) or more."""
     monkeypatch.setattr(maddpg, "draw_curve", lambda *_: None)
     mean, least = learned(name, tmp_path)
     assert mean >= least
+
+
+# -------------------------------------------------------------------------------------------------------- whole runs
+
+
+def shell(folder, *flags, code=0):
+    """Run `python maddpg_matd3.py flags…` in `folder`, expect the exit code, return the finished process."""
+    done = subprocess.run(command(flags), cwd=folder, env=surroundings(), capture_output=True, text=True)
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def command(flags):
+    return [sys.executable, "maddpg_matd3.py", *map(str, flags)]
+
+
+def surroundings():
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    own = {"OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    return os.environ | own
+
+
+def metrics(run_dir):
+    """The rows of metrics.csv as dicts, without the columns that hold times."""
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in csv.DictReader(file)]
+
+
+def flat_state(state, where=""):
+    """{path: value} of a nest of dicts and lists."""
+    if isinstance(state, dict | list | tuple):
+        items = state.items() if isinstance(state, dict) else enumerate(state)
+        return {k: v for name, x in items for k, v in flat_state(x, f"{where}/{name}").items()}
+    return {where: state}
+
+
+def assert_same_run(one, other, checkpoint=True):
+    """Two finished runs agree in everything but the time they took: figures, weights, generators, buffer, moments."""
+    assert metrics(one) == metrics(other) != []
+    names = sorted(path.name for path in (one / "models").iterdir())
+    assert names == sorted(path.name for path in (other / "models").iterdir())
+    for name in (*["checkpoint.pt"] * checkpoint, *(f"models/{name}" for name in names)):
+        a, b = (flat_state(torch.load(run / name, weights_only=True)) for run in (one, other))
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"/seconds"}:
+            same = torch.equal(a[key], b[key]) if isinstance(a[key], torch.Tensor) else a[key] == b[key]
+            assert same, f"{name}{key}"
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """An empty folder with nothing but maddpg_matd3.py in it."""
+    (tmp_path / "maddpg_matd3.py").write_bytes(Path(maddpg.__file__).read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def main(monkeypatch, tmp_path):
+    """main(*flags): what `python maddpg_matd3.py flags…` does in the empty folder tmp_path, in this process."""
+
+    def call(*flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["maddpg_matd3.py", *map(str, flags)])
+        try:
+            maddpg.main()
+        except SystemExit as stop:
+            return stop.code or 0
+        return 0
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a short finished run. Only to be read."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "maddpg_matd3.py").write_bytes(Path(maddpg.__file__).read_bytes())
+    flags = ["--total-timesteps", 500, "--eval-every", 200, *TINY, "--capture-video", "--run-dir", "run"]
+    done = shell(folder, *flags)
+    (folder / "run/stdout.txt").write_text(done.stdout)
+    return folder / "run"
+
+
+def test_copied_alone_it_leaves_a_complete_run_folder(finished):
+    """Fails if the script imports a sibling, or if a part of the run folder or of the last two lines is missing."""
+    lines = (finished / "stdout.txt").read_text().splitlines()
+    final = json.loads((finished / "summary.json").read_text())
+    assert f"{final['eval_return_mean']:.1f} ±" in lines[-2] and "learning_curve.png" in lines[-1]
+    rows = metrics(finished)
+    losses = ["critic_loss", "value_mean", "actor_loss"]
+    assert list(rows[0]) == ["step", "return_mean", "episodes", "updates", *losses]
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(set(steps)) and steps[-1] == final["global_step"] >= 500 and final["eval_episodes"] == 2
+    for row in rows:  # one update per four steps, of all environments together, once learning has started
+        assert int(row["updates"]) == max(int(row["step"]), 60) // 4 - 60 // 4
+    assert all(np.isfinite(float(rows[-1][name])) for name in losses)
+    state = torch.load(finished / "checkpoint.pt", weights_only=True)
+    assert state["buffer"]["sizes"].sum() == state["step"] and state["envs_file"]
+    assert len(state["evaluations"]) == 3 == len(list((finished / "videos").glob("*.mp4")))
+    for part in ("actors", "critics", "target_actors", "target_critics"):
+        assert any(name.startswith(f"{part}.") for name in state["agent"]), part
+    assert (finished / "learning_curve.png").stat().st_size > 10_000
+    kwargs = json.loads((finished / "config.json").read_text())["args"]["env_kwargs"]
+    assert json.loads(kwargs) == {"continuous_actions": True}  # TUNED: the paper's actions are continuous
+
+
+def test_evaluate(finished, main, capsys):
+    """Fails if --evaluate or load play other weights than the run's last evaluation did."""
+    assert main("--evaluate", finished, "--model", "last") == 0
+    final = json.loads((finished / "summary.json").read_text())
+    assert f"{final['eval_return_mean']:.2f} ± {final['eval_return_std']:.2f}" in capsys.readouterr().out
+    agents = maddpg.load(finished)
+    one, two = (maddpg.evaluate(agents, agents.args, 3, seed=5) for _ in range(2))
+    assert one == two and one[0] < 0
+
+
+def kill_and_resume(folder, flags, kills, rng):
+    """Kill -9 a run `kills` times, each time at a random moment after its next checkpoint, and resume it each time."""
+    checkpoint, argv, done, stamp = folder / "killed/checkpoint.pt", [*flags, "--run-dir", "killed"], 0, None
+    while True:
+        pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command(argv), cwd=folder, env=surroundings(), **pipes)
+        try:
+            if done < kills:
+                while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == stamp):
+                    time.sleep(0.002)
+                time.sleep(rng.uniform(0, 0.2))
+                process.kill()
+            _, err = process.communicate()
+        finally:
+            process.kill()
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, err
+            return done
+        done, stamp, argv = done + 1, checkpoint.stat().st_mtime_ns, ["--resume", "killed", "--no-progress"]
+
+
+def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(alone):
+    """Fails if a checkpoint lacks anything that the rest of the run depends on, or is ever found half written."""
+    flags = [*TINY, "--total-timesteps", 2000, "--checkpoint-every", 100, "--eval-every", 900, "--n-step", 3]
+    flags += ["--state-type", "FP", "--buffer-size", 400, "--max-episode-steps", 11, "--anneal-lr"]
+    shell(alone, *flags, "--run-dir", "unbroken")
+    assert kill_and_resume(alone, flags, 2, random.Random(0)) >= 1
+    assert_same_run(alone / "unbroken", alone / "killed")
+
+
+RUNS = {
+    "listener": ["--env-id", "mpe2.simple_speaker_listener_v4", "--max-grad-norm", 0.5],
+    "discrete": ["--env-kwargs", "{}", "--share-policy", "--algorithm", "maddpg", "--n-step", 2],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_stopped_and_prolonged_is_the_same(name, main, tmp_path):
+    """Fails if a resumed run does not go on exactly: 300 steps and 300 more are 600; agents of different kinds too."""
+    flags = [*TINY, *RUNS[name], "--eval-every", 300, "--checkpoint-every", 100]
+    assert main(*flags, "--total-timesteps", 600, "--run-dir", "whole") == 0
+    assert main(*flags, "--total-timesteps", 300, "--run-dir", "parts") == 0
+    assert main("--resume", "parts", "--total-timesteps", 600) == 0
+    a, b = (
+        flat_state(torch.load(tmp_path / run / "checkpoint.pt", weights_only=True)["agent"])
+        for run in ("whole", "parts")
+    )
+    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_episodes_that_restart_are_cut(main, tmp_path, capsys, monkeypatch):
+    """Fails if, where environments cannot be carried over, a sample reaches from before the restart to after it."""
+    flags = [*TINY, "--env-id", "maddpg_envs:MeetHalfway", "--n-step", 3, "--run-dir", "run"]
+    assert main(*flags, "--total-timesteps", 100) == 0
+    before = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["buffer"]
+    newest = before["sizes"] - 1
+    assert not before["dones"][newest, range(3)].all()  # episodes are broken off
+    assert main("--resume", "run", "--total-timesteps", 200) == 0
+    assert "episodes restart" in capsys.readouterr().out
+    after = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["buffer"]
+    assert after["dones"][newest, range(3)].all() and not after["terms"].any()
+
+
+def test_same_seed_same_run(finished, main, tmp_path):
+    """Fails if anything random is not seeded, depends on the process's generators, or if the seed does nothing."""
+    torch.manual_seed(123)
+    np.random.seed(456)
+    flags = "--config", finished / "config.json", "--no-capture-video"
+    assert main(*flags, "--run-dir", "again") == 0
+    assert_same_run(finished, tmp_path / "again")
+    assert main(*flags, "--run-dir", "other", "--seed", 2) == 0
+    assert metrics(finished) != metrics(tmp_path / "other")
+
+
+def test_algorithm_sets_three_flags_and_what_is_given_wins(finished):
+    """Fails if MATD3 is not MADDPG plus three settings, or if they cannot be mixed."""
+    three = lambda **given: [getattr(Args(**given), name) for name in ("twin_q", "target_noise", "policy_frequency")]
+    assert three() == three(algorithm="matd3") == [True, 0.2, 2]
+    assert three(algorithm="maddpg") == [False, 0.0, 1]
+    assert three(algorithm="maddpg", twin_q=True) == [True, 0.0, 1]
+    config = str(finished / "config.json")
+    assert (three(config=config), three(config=config, algorithm="maddpg")) == ([True, 0.2, 2], [False, 0.0, 1])
+    assert Args(config=config, algorithm="maddpg").batch_size == 16
+
+
+OPTIONS = {
+    "MADDPG": {"algorithm": "maddpg"}, "twin": {"twin_q": False}, "noise": {"target_noise": 0.5},
+    "clip": {"noise_clip": 0.1}, "frequency": {"policy_frequency": 3}, "FP": {"state_type": "FP"},
+    "actor's rate": {"actor_learning_rate": 1e-4}, "critic's rate": {"critic_learning_rate": 1e-4},
+    "annealed": {"anneal_lr": True}, "environments": {"num_envs": 2}, "capacity": {"buffer_size": 99},
+    "batch": {"batch_size": 20}, "start": {"learning_starts": 40}, "training": {"train_frequency": 8},
+    "steps": {"gradient_steps": 2}, "discount": {"gamma": 0.5}, "n": {"n_step": 2}, "tau": {"tau": 0.5},
+    "exploration": {"exploration_noise": 0.9}, "penalty": {"output_penalty": 1.0}, "sizes": {"hidden_sizes": (9,)},
+    "critic's sizes": {"critic_hidden_sizes": (9,)}, "norm": {"max_grad_norm": 1e-2},
+    "return": {"max_episode_return": -100}, "length": {"max_episode_steps": 3},
+}  # fmt: skip
+
+
+def test_every_option_does_something(tmp_path, monkeypatch):
+    """Fails if a flag is taken and ignored: each has to change the weights that a short run ends with."""
+    monkeypatch.setattr(maddpg, "draw_curve", lambda *_: None)
+    monkeypatch.setattr(maddpg, "evaluate", lambda *_, **__: (0.0, 0.0))
+    seen, plain = {}, dict(env_id="maddpg_envs:MeetHalfway", total_timesteps=240, eval_episodes=1, progress=False)
+    plain |= dict(batch_size=16, hidden_sizes=(8,), learning_starts=60, num_envs=3, policy_frequency=2)
+    discrete = plain | dict(env_id="mappo_envs:Meet")
+    runs = {"plain": plain, "discrete": discrete, "shared": discrete | {"share_policy": True}}
+    runs |= {"temperature": discrete | {"gumbel_temperature": 2.0}}
+    runs |= {name: plain | option for name, option in OPTIONS.items()}
+    for name, options in runs.items():
+        maddpg.train(Args(**options, run_dir=str(tmp_path / name)))
+        state = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["agent"]
+        seen[name] = torch.cat([x.flatten() for x in state.values()]).numpy().tobytes()
+    same = [(a, b) for a, b in itertools.combinations(seen, 2) if seen[a] == seen[b]]
+    assert not same
+
+
+def test_stop_at_return_waits_for_an_evaluation(tmp_path, monkeypatch):
+    """Fails if training episodes, which explore, decide; or if the run goes on after an evaluation that is enough."""
+    monkeypatch.setattr(maddpg, "draw_curve", lambda *_: None)
+    options = dict(eval_every=300, eval_episodes=10, stop_at_return=5.0, total_timesteps=9000)
+    final = maddpg.train(Args(env_id="mappo_envs:Matrix", **QUICK | options, run_dir=str(tmp_path / "run")))
+    evaluations = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["evaluations"]
+    assert [mean >= 5 for _, mean, _ in evaluations] == [False] * (len(evaluations) - 1) + [True]
+    assert final["global_step"] == evaluations[-1][0] < 5000
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--env-id mpe2.simple_spred_v3", "did you mean mpe2.simple_spread_v3"),
+        ("--env-id CartPole-v1", "cannot make CartPole-v1"),
+        ("--env-id nosuchpackage.env", "pip install nosuchpackage"),
+        ("--env-id mpe2.simple_speaker_listener_v4 --share-policy", "--no-share-policy"),
+        ("--env-id maddpg_envs:Unbounded", "bounded Box"),
+        ("--env-id maddpg_envs:Uneven", "of all agents alike"),
+        ("--env-kwargs [1]", "not a JSON object"),
+        ("--algorithm td3", "algorithm"),
+        ("--state-type XX", "state-type"),
+        ("--n-step 0", "n_step must lie between"),
+        ("--gumbel-temperature 0", "gumbel_temperature"),
+        ("--tau 1.5", "tau must lie between 0 and 1"),
+        ("--buffer-size 10 --batch-size 11", "buffer_size = 10"),
+        ("--buffer-size 100000000000000", "buffer_size"),
+        ("--device nothing", "device nothing"),
+        ("--env-id mappo_envs:Matrix --capture-video", "no render mode rgb_array"),
+        ("--resume nowhere", "nowhere/config.json"),
+        ("--evaluate nowhere", "nowhere/config.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(flags, words, main, capsys, tmp_path):
+    """Fails if bad input ends in a traceback, in another exit code, or in files."""
+    code, err = main(*flags.split()), capsys.readouterr().err
+    assert code == 2 and words in err and err.count("\n") == 1 and "Traceback" not in err, err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_refuses_another_algorithm(finished, main, capsys):
+    """Fails if a flag that changes the algorithm is taken, or ignored without a word, when a run is resumed."""
+    for flag in ("--algorithm maddpg", "--n-step 2", "--state-type FP"):
+        assert main("--resume", finished, *flag.split()) == 2
+        assert flag.split()[0][2:].replace("-", "_") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["observation", "reward"])
+def test_nan_ends_the_run_with_a_line_that_says_where(field, main, capsys, tmp_path):
+    """Fails if NaN is learnt from, or if the step or the field is not named."""
+    flags = ["--env-id", "mappo_envs:Bad", "--env-kwargs", json.dumps({"field": field}), *TINY, "--num-envs", 1]
+    assert main(*flags, "--run-dir", "run") == 2
+    err = capsys.readouterr().err
+    assert f"mappo_envs:Bad, step {3 if field == 'observation' else 4}: {field}" in err and err.count("\n") == 1
+
+
+def test_loss_that_is_not_finite_ends_the_run(main, capsys, tmp_path):
+    """Fails if weights that have become NaN are saved or trained on."""
+    flags = [*TINY, "--critic-learning-rate", "1e30", "--total-timesteps", 600, "--run-dir", "run"]
+    assert main(*flags) == 2
+    assert "loss" in capsys.readouterr().err
+    state = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["agent"]
+    assert all(torch.isfinite(weight).all() for weight in state.values())
