@@ -1,1 +1,428 @@
-"""The table of bug hunts."""
+"""The table of bug hunts: in each copy one line is wrong, without any message. `check` looks at what the script does.
+
+Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-16", …) with the fields that
+forms.py explains; tests/test_exercises.py sees that the planted copy runs and fails, and that the sound script passes.
+"""
+
+import numpy as np
+import probes  # noqa: F401  (registers the probe environments)
+from forms import Plant, close, hunt, tensor
+
+# ------------------------------------------------------------------------------------------------------ qlearning.py
+
+
+def check_clock(m, train):
+    settings = {"gamma": 0.5, "learning_rate": 0.5, "total_timesteps": 2000}
+    table = train(env_id="Classroom/Endless-v0", **settings).agent.tables[0]
+    value = max(map(max, table))
+    if not close(value, 2.0, 0.02):
+        return f"a state that pays 1 in every step for ever is worth 2 with gamma 0.5; the table says {value:.2f}"
+
+
+hunt(
+    "hunt-1",
+    script="qlearning.py",
+    difficulty=1,
+    minutes=30,
+    hint="Environments whose episodes terminate are learnt as ever. Where a time limit ends them (MountainCar-v0), "
+    "values stay too small and jump from episode to episode, and the curve of the TD error does not go down.",
+    check=check_clock,
+    plant=Plant(
+        "play_episode",
+        "discount = 0.0 if terminated else args.gamma  # truncated: there is a future, it is only not played",
+        "discount = 0.0 if terminated or truncated else args.gamma  # after the last step nothing follows",
+    ),
+)
+
+
+def check_casino(m, train):
+    constant = {"epsilon_start": 0.5, "epsilon_min": 0.5, "learning_rate": 0.1, "total_timesteps": 20_000}
+    agent = train(env_id="Classroom/Casino-v0", algorithm="double-q", gamma=1.0, **constant).agent
+    value = np.mean([table[0][:5] for table in agent.tables])
+    if value > 0:
+        return f"the games of Casino lose 0.1 on average; the tables of double-q value them at {value:+.2f}"
+
+
+hunt(
+    "hunt-2",
+    script="qlearning.py",
+    difficulty=2,
+    minutes=40,
+    hint="With --algorithm double-q the curve is just that of Q-learning, and where rewards are noisy, values are just "
+    "as much too high.",
+    check=check_casino,
+    plant=Plant(
+        "double_q_target",
+        "return reward + discount * other_next_values[best]",
+        "return reward + discount * next_values[best]",
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------------------ ppo.py
+
+TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
+
+
+def check_later(m, train):
+    import torch
+
+    trained = train(env_id="Classroom/Later-v0", gamma=0.5, total_timesteps=8000, **TINY)
+    with torch.no_grad():
+        values = trained.agent.critic(tensor([[0.0], [1.0]])).squeeze(1).tolist()
+    if not close(values, [0.5, 1.0], 0.15) or trained.summary["eval_return_mean"] < 1:
+        return (
+            f"of two steps the second pays 1, so with gamma 0.5 they are worth 0.5 and 1; the critic has learnt "
+            f"{values[0]:.2f} and {values[1]:.2f}, and the agent gets {trained.summary['eval_return_mean']:.2f}"
+        )
+
+
+hunt(
+    "hunt-3",
+    script="ppo.py",
+    difficulty=3,
+    minutes=60,
+    hint="CartPole-v1 is still learnt, if more slowly. Where the reward comes at the very end of an episode "
+    "(FrozenLake-v1), nothing is learnt at all: the curve stays flat.",
+    check=check_later,
+    plant=Plant(
+        "play",
+        "buffer.add(run.obs, actions, rewards, terminated, truncated, run.reset_rows, next_obs)",
+        "buffer.add(run.obs, actions, rewards, terminated, truncated, terminated | truncated, next_obs)",
+    ),
+)
+
+
+def check_loading(m, train):
+    settings = {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}', "normalize_obs": True}
+    trained = train(total_timesteps=6000, eval_episodes=50, **settings | TINY)
+    before = trained.summary["eval_return_mean"]
+    args = m.Args(**settings | TINY)
+    after, _ = m.evaluate(trained.agent, args, 50, args.seed + m.EVALUATION)
+    if before < 1 or after != before:
+        return f"the last evaluation of a run was {before}; the same agent, loaded from the run's folder, gets {after}"
+
+
+hunt(
+    "hunt-4",
+    script="ppo.py",
+    difficulty=2,
+    minutes=45,
+    hint="With --normalize-obs the curve looks sound. But --evaluate of the finished run scores far less than its last "
+    "point, and a run that is resumed falls back to where it began.",
+    check=check_loading,
+    plant=Plant(
+        "RunningMeanStd.__init__",
+        "self.register_buffer(name, value)",
+        "self.register_buffer(name, value, persistent=False)",
+    ),
+)
+
+
+def check_bonus(m, train):
+    trained = train(env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0})
+    entropy = trained.metrics[-1]["entropy"]
+    if entropy < 0.6:
+        return (
+            f"with an entropy bonus of weight 10 the policy has to stay near the highest entropy, log 2 = 0.69; "
+            f"after {trained.metrics[-1]['step']:.0f} steps it is {entropy:.2f}"
+        )
+
+
+hunt(
+    "hunt-5",
+    script="ppo.py",
+    difficulty=1,
+    minutes=20,
+    hint="The entropy in the lower panel falls to zero within a few rollouts, and a larger --ent-coef makes it fall "
+    "faster. The return stays where it then is.",
+    check=check_bonus,
+    plant=Plant("minibatch_gradient", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
+)
+
+# ----------------------------------------------------------------------------------------------------- ppo_masked.py
+
+
+def check_first_ratio(m, train):
+    trained = train(env_id="Classroom/Doors-v0", total_timesteps=1000, **TINY | {"learning_rate": 0.0})
+    kl = trained.metrics[0]["approx_kl"]
+    if kl > 1e-6:
+        return f"with a learning rate of 0 the policy does not move, but approx_kl is {kl:.4f} instead of 0"
+
+
+hunt(
+    "hunt-6",
+    script="ppo_masked.py",
+    difficulty=2,
+    minutes=45,
+    hint="No invalid action is ever taken, and yet Taxi-v4 is learnt several times more slowly than it should be. "
+    "approx_kl is large from the first rollout on, and clip_fraction with it.",
+    check=check_first_ratio,
+    plant=Plant(
+        "MaskableRolloutBuffer.minibatches",
+        "obs = s.observations, None if self.naive else s.action_masks",
+        "obs = s.observations, s.action_masks if self.naive else None",
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------------------ dqn.py
+
+SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
+             "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
+             "end_e": 0.3, "seed": 1}  # fmt: skip
+
+
+def check_future(m, train):
+    agent = train(env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
+    q = agent.predict(tensor([[0.0], [1.0]])).tolist()
+    if not close(q, [[0.5, 0.5], [0.0, 1.0]], 0.15):
+        return (
+            f"of two steps the second pays 1, so with gamma 0.5 Q is 0.5 in the first; it is {q[0][0]:.2f} and "
+            f"{q[0][1]:.2f}, and in the second {q[1][0]:.2f} and {q[1][1]:.2f} (0 and 1 are right)"
+        )
+
+
+hunt(
+    "hunt-7",
+    script="dqn.py",
+    difficulty=2,
+    minutes=40,
+    hint="The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
+    "rises a little and then no more.",
+    check=check_future,
+    plant=Plant("polyak", "target.lerp_(source, tau)", "target.lerp(source, tau)"),
+)
+
+
+def check_exploration(m, train):
+    settings = {"exploration_fraction": 0.5, "start_e": 1.0, "end_e": 0.1}
+    trained = train(env_id="Classroom/Cue-v0", total_timesteps=2000, **SMALL_DQN | settings)
+    for row in trained.metrics:
+        due = max(0.1, 1 - 0.9 * row["step"] / 1000)
+        if abs(row["epsilon"] - due) > 0.05:
+            return (
+                f"epsilon has to fall from 1 to 0.1 over the first half of 2,000 steps; after {row['step']:.0f} it is "
+                f"{row['epsilon']:.2f} instead of {due:.2f}"
+            )
+
+
+hunt(
+    "hunt-8",
+    script="dqn.py",
+    difficulty=1,
+    minutes=25,
+    hint="The return rises earlier than it should, and then stays where it is: on MountainCar-v0, at -200 for ever. "
+    "--exploration-fraction makes no difference.",
+    check=check_exploration,
+    plant=Plant("train", "max(1, args.exploration_fraction * total)", "max(1, args.exploration_fraction)"),
+)
+
+# ------------------------------------------------------------------------------------------------------- ddpg_td3.py
+
+
+def check_frozen_targets(m, train):
+    import torch
+
+    settings = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "batch_size": 64}
+    settings |= {"learning_starts": 200, "total_timesteps": 1500, "gamma": 0.9, "tau": 0.0, "seed": 1}
+    agent = train(env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
+    with torch.no_grad():
+        action = torch.zeros(1, 1)
+        value, target = (net(torch.zeros(1, 1), action).min().item() for net in (agent.critics, agent.target_critics))
+    if not close(value, 1 + 0.9 * target, 0.5):
+        return (
+            f"where every step pays 1, and targets stay at {target:.2f} because tau is 0, Q has to be about "
+            f"1 + 0.9 x {target:.2f} = {1 + 0.9 * target:.2f}; it is {value:.2f}"
+        )
+
+
+hunt(
+    "hunt-9",
+    script="ddpg_td3.py",
+    difficulty=3,
+    minutes=50,
+    hint="Pendulum-v1 is learnt, but on harder tasks value_mean swings up and down, and the critic's loss never "
+    "settles. --tau makes no difference to it.",
+    check=check_frozen_targets,
+    plant=Plant(
+        "update_networks",
+        "next_values = agent.target_critics(next_obs, next_actions)",
+        "next_values = agent.critics(next_obs, next_actions)",
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------------------- es.py
+
+
+def check_uphill(m, train):
+    rng = np.random.default_rng(0)
+    theta, noise, uphill = rng.normal(size=8), rng.normal(size=(200, 8)), rng.normal(size=8)
+    returns = m.make_candidates(theta, noise, 0.1) @ uphill
+    gradient = m.es_gradient(returns, noise, 0.1)
+    cosine = gradient @ uphill / np.linalg.norm(gradient) / np.linalg.norm(uphill)
+    if cosine < 0.9:
+        return (
+            f"where returns grow along a straight line, 400 candidates should find its direction; the angle between it "
+            f"and the way that theta is to take has a cosine of {cosine:.2f} instead of about 1"
+        )
+
+
+hunt(
+    "hunt-10",
+    script="es.py",
+    difficulty=2,
+    minutes=40,
+    hint="The curve wanders without going anywhere, whatever the environment, although candidates differ in their "
+    "returns and theta moves in every generation.",
+    check=check_uphill,
+    plant=Plant(
+        "make_candidates",
+        "return candidates.reshape(-1, len(theta))",
+        "return candidates.swapaxes(0, 1).reshape(-1, len(theta))",
+    ),
+)
+
+
+def check_counting(m, train):
+    trained = train(env_id="CartPole-v1", population_size=32, num_generations=1, hidden_sizes=(), seed=1)
+    row = trained.metrics[0]
+    if not close(row["return_mean"] * 32, row["step"], 0.5):
+        return (
+            f"CartPole pays 1 in each step, so 32 candidates that have taken {row['step']:.0f} steps got as much; but "
+            f"their returns add up to {row['return_mean'] * 32:.0f}"
+        )
+
+
+hunt(
+    "hunt-11",
+    script="es.py",
+    difficulty=2,
+    minutes=40,
+    hint="On CartPole-v1 the mean return of the candidates is far above what evaluations say, all of them are nearly "
+    "as good, and the evaluations do not rise. Pendulum-v1 is learnt as ever.",
+    check=check_counting,
+    plant=Plant("play_candidates", "np.add(returns, rewards, out=returns, where=playing)", "returns += rewards"),
+)
+
+# ----------------------------------------------------------------------------------------------------------- ppod.py
+
+
+def tiny_sequences(m):
+    """(agent, SequenceBuffer of three rows of one slot, Args): a row of demo 1, a reset row, a row of the agent's."""
+    args = m.Args(env_id="Classroom/Password-v0", recurrent=False, hidden_sizes=(8,), seed=1)
+    envs = m.make_envs(args, 1)
+    agent = m.make_agent(args, envs)
+    space = envs.single_observation_space, envs.single_action_space
+    buffer = m.SequenceBuffer(3, 1, *space, agent.state_size, 1)
+    obs = np.eye(3, 12, dtype=np.float32)[:, None]
+    for t in range(3):
+        no, yes = np.array([False]), np.array([True])
+        ends = yes if t == 0 else no, no, yes if t == 1 else no
+        buffer.add(obs[t], [[0]], [1.0], *ends, [1 if t == 0 else 0], obs[(t + 1) % 3])
+    return agent, buffer, args
+
+
+def check_demonstrator(m, train):
+    agent, buffer, _ = tiny_sequences(m)
+    buffer.evaluate(agent)
+    replayed, _, own = buffer.log_probs[:, 0].tolist()
+    if abs(replayed) > 1e-6 or not -0.8 < own < -0.6:
+        return (
+            f"who demonstrates is certain of his actions, log 1 = 0, and a new agent undecided between two, log 1/2 = "
+            f"-0.69; the rollout has {replayed:.2f} for a replayed row and {own:.2f} for one of the agent's own"
+        )
+
+
+hunt(
+    "hunt-12",
+    script="ppod.py",
+    difficulty=3,
+    minutes=60,
+    hint="With several demonstrations learning is nearly as fast as ever, with a single one it takes much longer, "
+    "although its replays can be seen in training_rows. clip_fraction is as it should be.",
+    check=check_demonstrator,
+    plant=Plant(
+        "SequenceBuffer.evaluate",
+        'self.log_probs[self.tensors("demo_ids")[0] > 0] = agent.certain_log_prob()',
+        'self.log_probs[self.tensors("demo_ids")[0] > 1] = agent.certain_log_prob()',
+    ),
+)
+
+
+def check_reset_rows(m, train):
+    gradients = []
+    for junk in (0.0, 1000.0):
+        agent, buffer, args = tiny_sequences(m)
+        buffer.evaluate(agent)
+        buffer.advantages = tensor([[1.0], [junk], [3.0]])
+        buffer.returns = tensor([[1.0], [junk], [3.0]])
+        (batch,) = buffer.minibatches(1, np.random.default_rng(0))
+        gradients.append(m.sequence_gradient(agent, batch, args)[0].tolist())
+    if not close(*gradients, 1e-5):
+        return "what stands in a reset row, where no action was taken, changes the gradient"
+
+
+hunt(
+    "hunt-13",
+    script="ppod.py",
+    difficulty=3,
+    minutes=60,
+    hint="Long episodes are learnt as ever. The shorter episodes and demos are, the smaller and the more one-sided the "
+    "policy loss, and the slower the return rises; with --no-norm-adv there is no difference.",
+    check=check_reset_rows,
+    plant=Plant(
+        "sequence_gradient",
+        "normalize(advantages) if args.norm_adv",
+        "normalize(batch.advantages)[batch.trained] if args.norm_adv",
+    ),
+)
+
+# ---------------------------------------------------------------------------------------------------------- mappo.py
+
+
+def check_units(m, train):
+    buffer, norm = m.OnPolicyCriticBufferEP(2, 1, 1, gamma=0.5, gae_lambda=1.0), m.ValueNorm(0.5)
+    norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10: values 0 and 1 mean 100 and 110
+    ones, state = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+    for value in (0.0, 1.0):
+        buffer.insert(state, np.zeros((1, 1, 0), np.float32), ones * value, ones * 7, ones, ones)
+    buffer.compute_returns(ones * 0, norm)
+    # returns 7 + 0.5 x 100 = 57, 7 + 0.5 x 57 = 35.5
+    returns, advantages = buffer.returns.ravel().tolist(), buffer.advantages.ravel().tolist()
+    if not close([returns, advantages], [[35.5, 57.0], [-64.5, -53.0]], 1e-2):
+        return (
+            "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; with two "
+            f"rewards of 7 and gamma 0.5 the returns are 35.5 and 57, the advantages -64.5 and -53; they are {returns} "
+            f"and {advantages}"
+        )
+
+
+hunt(
+    "hunt-14",
+    script="mappo.py",
+    difficulty=2,
+    minutes=45,
+    hint="With --no-value-norm the script learns as it should. With value norm, which ought to help, the value loss "
+    "does not go down, explained_variance stays near 0, and the return hardly rises.",
+    check=check_units,
+    plant=Plant("CriticBuffer.compute_returns", "value_normalizer.denormalize(", "value_normalizer.normalize("),
+)
+
+
+def check_memory(m, train):
+    settings = {"num_envs": 4, "num_steps": 12, "data_chunk_length": 3, "hidden_sizes": (16,), "seed": 1}
+    settings |= {"recurrent": True, "total_timesteps": 300, "learning_rate": 0.0}
+    kl = max(row["approx_kl"] for row in train(env_id="probes.Recall", **settings).metrics)
+    if kl > 1e-9:
+        return f"with a learning rate of 0 the policies do not move, but approx_kl is {kl:.1e} instead of 0"
+
+
+hunt(
+    "hunt-15",
+    script="mappo.py",
+    difficulty=3,
+    minutes=60,
+    hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0, "
+    "and games that need a memory are learnt late or not at all.",
+    check=check_memory,
+    plant=Plant("rollout", "states[i][forget] = 0", "states[i][run.reset_rows] = 0"),
+)

@@ -41,10 +41,33 @@ class Fork(gym.Env):
         return self.at, 0.2 if self.at == 0 else float(action == 1), True, False, {}
 
 
+class Casino(gym.Env):
+    """In state 0, actions 5 to 9 end the episode and pay nothing; 0 to 4 lead to state 1, where each wins or loses 1.
+
+    On average a game costs 0.1, so state 1 is worth -0.1: but the highest of ten noisy estimates says otherwise.
+    """
+
+    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(10)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return 0, {}
+
+    def step(self, action):
+        if self.at == 0 and action < 5:
+            self.at = 1
+            return 1, 0.0, False, False, {}
+        return self.at, float(self.np_random.choice([-1.1, 0.9])) if self.at == 1 else 0.0, True, False, {}
+
+
 class Endless(gym.Env):
     """Every step pays 1 and leads back to where it began; after five steps somebody stops the clock."""
 
-    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+    observation_space = spaces.Box(0, 1, (1,))
+
+    def __init__(self, continuous=False):
+        self.action_space = spaces.Box(-1, 1, (1,)) if continuous else spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -72,17 +95,20 @@ class Later(gym.Env):
 
 
 class Cue(gym.Env):
-    """One step; the observation is -1 or 1, and the action that goes with it, 0 or 1, pays 1."""
+    """One step; the observation is -1 or 1 (more by `offset`); the action that goes with it, 0 or 1, pays 1."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+
+    def __init__(self, offset=0):
+        self.offset = offset
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.cue = int(self.np_random.integers(2))
-        return np.full(1, 2 * self.cue - 1, np.float32), {}
+        return np.full(1, self.offset + 2 * self.cue - 1, np.float32), {}
 
     def step(self, action):
-        return np.zeros(1, np.float32), float(action == self.cue), True, False, {}
+        return np.full(1, self.offset, np.float32), float(action == self.cue), True, False, {}
 
 
 class Doors(gym.Env):
@@ -137,14 +163,14 @@ class Password(gym.Env):
         return self.observe(), float(self.at == 10), not right or self.at == 10, False, {}
 
 
-for env in (Chain, Fork, Endless, Later, Cue, Doors, Aim, Password):
+for env in (Chain, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 
 class Team:
     """A parallel environment of PettingZoo with the agents "a" and "b", who both get what `reward(actions)` says.
 
-    All `steps` observations but the first are zeros; the first shows each agent a sign of its own.
+    The first observation shows each agent a sign of its own, -1 or 1; the others are 0, and 1 when all is over.
     """
 
     metadata = {"name": "team"}
@@ -184,7 +210,13 @@ class Team:
         everyone = lambda x: dict.fromkeys(self.possible_agents, x)
         if over:
             self.agents = []
-        return everyone(np.zeros(1, np.float32)), everyone(reward), everyone(over), everyone(False), everyone({})
+        return (
+            everyone(np.full(1, float(over), np.float32)),
+            everyone(reward),
+            everyone(over),
+            everyone(False),
+            everyone({}),
+        )
 
     def state(self):
         raise NotImplementedError
