@@ -239,11 +239,10 @@ def grade(task, module, up_to=3):
 
 
 def work_file(task, folder=None):
-    """The Path of the student's file: in `folder`, else in a handout's folder of the task's name, else in my_work."""
-    handout = HERE / task.name
-    path = Path(folder or (handout if handout.is_dir() else "my_work"), task.script)
+    """The Path of the student's file: in `folder`, else in a handout beside this file, else in my_work."""
+    path = Path(folder or (HERE if (HERE / task.script).is_file() else "my_work"), task.script)
     if not path.is_file():
-        begin = "" if handout.is_dir() else f": begin with python exercises/start.py {task.name}"
+        begin = f": begin with python exercises/start.py {task.name}" if (HERE / "start.py").is_file() else ""
         raise BadInput(f"there is no {path}{begin}")
     return path
 

@@ -58,9 +58,83 @@ hunt(
     ),
 )
 
+# ------------------------------------------------------------------------------------------------------------ dqn.py
+
+SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
+             "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
+             "end_e": 0.3, "seed": 1}  # fmt: skip
+
+
+def check_future(m, train):
+    agent = train(env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
+    q = agent.predict(tensor([[0.0], [1.0]])).tolist()
+    if not close(q, [[0.5, 0.5], [0.0, 1.0]], 0.15):
+        return (
+            f"of two steps the second pays 1, so with gamma 0.5 Q is 0.5 in the first; it is {q[0][0]:.2f} and "
+            f"{q[0][1]:.2f}, and in the second {q[1][0]:.2f} and {q[1][1]:.2f} (0 and 1 are right)"
+        )
+
+
+hunt(
+    "hunt-3",
+    script="dqn.py",
+    difficulty=2,
+    minutes=40,
+    hint="The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
+    "rises a little and then no more.",
+    check=check_future,
+    plant=Plant("polyak", "target.lerp_(source, tau)", "target.lerp(source, tau)"),
+)
+
+
+def check_exploration(m, train):
+    settings = {"exploration_fraction": 0.5, "start_e": 1.0, "end_e": 0.1}
+    trained = train(env_id="Classroom/Cue-v0", total_timesteps=2000, **SMALL_DQN | settings)
+    for row in trained.metrics:
+        due = max(0.1, 1 - 0.9 * row["step"] / 1000)
+        if abs(row["epsilon"] - due) > 0.05:
+            return (
+                f"epsilon has to fall from 1 to 0.1 over the first half of 2,000 steps; after {row['step']:.0f} it is "
+                f"{row['epsilon']:.2f} instead of {due:.2f}"
+            )
+
+
+hunt(
+    "hunt-4",
+    script="dqn.py",
+    difficulty=1,
+    minutes=25,
+    hint="The return rises earlier than it should, and then stays where it is: on MountainCar-v0, at -200 for ever. "
+    "--exploration-fraction makes no difference.",
+    check=check_exploration,
+    plant=Plant("train", "max(1, args.exploration_fraction * total)", "max(1, args.exploration_fraction)"),
+)
+
 # ------------------------------------------------------------------------------------------------------------ ppo.py
 
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
+
+
+def check_bonus(m, train):
+    trained = train(env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0})
+    entropy = trained.metrics[-1]["entropy"]
+    if entropy < 0.6:
+        return (
+            f"with an entropy bonus of weight 10 the policy has to stay near the highest entropy, log 2 = 0.69; "
+            f"after {trained.metrics[-1]['step']:.0f} steps it is {entropy:.2f}"
+        )
+
+
+hunt(
+    "hunt-5",
+    script="ppo.py",
+    difficulty=1,
+    minutes=20,
+    hint="The entropy in the lower panel falls to zero within a few rollouts, and a larger --ent-coef makes it fall "
+    "faster. The return stays where it then is.",
+    check=check_bonus,
+    plant=Plant("minibatch_gradient", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
+)
 
 
 def check_later(m, train):
@@ -77,7 +151,7 @@ def check_later(m, train):
 
 
 hunt(
-    "hunt-3",
+    "hunt-6",
     script="ppo.py",
     difficulty=3,
     minutes=60,
@@ -103,7 +177,7 @@ def check_loading(m, train):
 
 
 hunt(
-    "hunt-4",
+    "hunt-7",
     script="ppo.py",
     difficulty=2,
     minutes=45,
@@ -117,28 +191,6 @@ hunt(
     ),
 )
 
-
-def check_bonus(m, train):
-    trained = train(env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0})
-    entropy = trained.metrics[-1]["entropy"]
-    if entropy < 0.6:
-        return (
-            f"with an entropy bonus of weight 10 the policy has to stay near the highest entropy, log 2 = 0.69; "
-            f"after {trained.metrics[-1]['step']:.0f} steps it is {entropy:.2f}"
-        )
-
-
-hunt(
-    "hunt-5",
-    script="ppo.py",
-    difficulty=1,
-    minutes=20,
-    hint="The entropy in the lower panel falls to zero within a few rollouts, and a larger --ent-coef makes it fall "
-    "faster. The return stays where it then is.",
-    check=check_bonus,
-    plant=Plant("minibatch_gradient", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
-)
-
 # ----------------------------------------------------------------------------------------------------- ppo_masked.py
 
 
@@ -150,7 +202,7 @@ def check_first_ratio(m, train):
 
 
 hunt(
-    "hunt-6",
+    "hunt-8",
     script="ppo_masked.py",
     difficulty=2,
     minutes=45,
@@ -162,58 +214,6 @@ hunt(
         "obs = s.observations, None if self.naive else s.action_masks",
         "obs = s.observations, s.action_masks if self.naive else None",
     ),
-)
-
-# ------------------------------------------------------------------------------------------------------------ dqn.py
-
-SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
-             "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
-             "end_e": 0.3, "seed": 1}  # fmt: skip
-
-
-def check_future(m, train):
-    agent = train(env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
-    q = agent.predict(tensor([[0.0], [1.0]])).tolist()
-    if not close(q, [[0.5, 0.5], [0.0, 1.0]], 0.15):
-        return (
-            f"of two steps the second pays 1, so with gamma 0.5 Q is 0.5 in the first; it is {q[0][0]:.2f} and "
-            f"{q[0][1]:.2f}, and in the second {q[1][0]:.2f} and {q[1][1]:.2f} (0 and 1 are right)"
-        )
-
-
-hunt(
-    "hunt-7",
-    script="dqn.py",
-    difficulty=2,
-    minutes=40,
-    hint="The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
-    "rises a little and then no more.",
-    check=check_future,
-    plant=Plant("polyak", "target.lerp_(source, tau)", "target.lerp(source, tau)"),
-)
-
-
-def check_exploration(m, train):
-    settings = {"exploration_fraction": 0.5, "start_e": 1.0, "end_e": 0.1}
-    trained = train(env_id="Classroom/Cue-v0", total_timesteps=2000, **SMALL_DQN | settings)
-    for row in trained.metrics:
-        due = max(0.1, 1 - 0.9 * row["step"] / 1000)
-        if abs(row["epsilon"] - due) > 0.05:
-            return (
-                f"epsilon has to fall from 1 to 0.1 over the first half of 2,000 steps; after {row['step']:.0f} it is "
-                f"{row['epsilon']:.2f} instead of {due:.2f}"
-            )
-
-
-hunt(
-    "hunt-8",
-    script="dqn.py",
-    difficulty=1,
-    minutes=25,
-    hint="The return rises earlier than it should, and then stays where it is: on MountainCar-v0, at -200 for ever. "
-    "--exploration-fraction makes no difference.",
-    check=check_exploration,
-    plant=Plant("train", "max(1, args.exploration_fraction * total)", "max(1, args.exploration_fraction)"),
 )
 
 # ------------------------------------------------------------------------------------------------------- ddpg_td3.py

@@ -45,19 +45,19 @@ def body_span(lines, node):
     return first, node.end_lineno
 
 
-def blanked(source, exercise):
-    """The source of a script with the bodies of the exercise's functions taken out, and all else as it is."""
-    lines, nodes = source.splitlines(keepends=True), definitions(source)
-    if missing := [name for name in exercise.blanks if name not in nodes]:
-        raise BadInput(f"exercise {exercise.name}: {exercise.script} has no {' and no '.join(missing)} any more")
-    task = textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)
-    for name in sorted(exercise.blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
-        node = nodes[name]
-        first, last = body_span(lines, node)
-        indent = " " * (node.col_offset + 4)
-        message = f'raise NotImplementedError("exercise: {exercise.name}: write {name}")'
-        comment = [f"# {line}" for line in task] if name == exercise.blanks[0] else []
-        lines[first:last] = [f"{indent}{line}\n" for line in [*comment, message]]
+def blanked(source, *exercises):
+    """The source of a script with the bodies of these exercises' functions taken out, and all else as it is."""
+    lines, nodes, blanks = source.splitlines(keepends=True), definitions(source), {}
+    for exercise in exercises:
+        if missing := [name for name in exercise.blanks if name not in nodes]:
+            raise BadInput(f"exercise {exercise.name}: {exercise.script} has no {' and no '.join(missing)} any more")
+        blanks = dict.fromkeys(exercise.blanks, exercise) | blanks  # what two have in common is the first one's
+    for name in sorted(blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay where they are
+        exercise, (first, last) = blanks[name], body_span(lines, nodes[name])
+        text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
+        if name == exercise.blanks[0]:
+            text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
+        lines[first:last] = [" " * (nodes[name].col_offset + 4) + line + "\n" for line in text]
     return "".join(lines)
 
 
@@ -76,13 +76,13 @@ def planted(source, hunt):
     return "".join(lines)
 
 
-def working_copy(task, root=ROOT):
-    """The source that the student gets for an Exercise or a Hunt."""
+def working_copy(first, *more, root=ROOT):
+    """The source that the student gets for a Hunt, or for one or more Exercises of one script."""
     try:
-        source = Path(root, task.script).read_text(encoding="utf-8")
+        source = Path(root, first.script).read_text(encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"cannot read {task.script}: {error}") from None
-    return (blanked if isinstance(task, Exercise) else planted)(source, task)
+        raise BadInput(f"cannot read {first.script}: {error}") from None
+    return blanked(source, first, *more) if isinstance(first, Exercise) else planted(source, first)
 
 
 def write_copy(task, folder, force=False):
@@ -103,10 +103,12 @@ def write_copy(task, folder, force=False):
 def describe(task):
     """What there is to do, as lines of text."""
     if isinstance(task, Exercise):
-        lines = textwrap.wrap(task.task, 100)
-        return [f"{task.topic}: write {', '.join(task.blanks)} in {task.script}.", "", *lines]
-    what = "There is one bug in this copy. It runs, and no message will tell you."
-    return [f"A bug hunt in {task.script}. {what}", "", *textwrap.wrap(f"Hint: {task.hint}", 100)]
+        what = f"Topic: {task.topic}. To write, in {task.script}: {', '.join(task.blanks)}."
+        text = task.task[0].upper() + task.task[1:]
+    else:
+        what = f"A bug hunt: one line of {task.script} is wrong in this copy. It runs, and no message will tell you."
+        text = f"Hint: {task.hint}"
+    return [*textwrap.wrap(what, 100), "", *textwrap.wrap(text, 100)]
 
 
 def table():

@@ -1,0 +1,155 @@
+"""Make a folder to hand out: working copies of scripts, their checks, and what else a student needs; no solution.
+
+    python exercises/release.py gae hunt-3 --out handout/
+
+It stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds only the
+entries that are named, and of these only what the checks need: numbers that are expected, never how they come about.
+"""
+
+import argparse
+import ast
+import re
+import shutil
+from pathlib import Path
+
+from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
+from start import ROOT, definitions, describe, working_copy
+
+HERE = Path(__file__).resolve().parent
+
+
+def names_in(node):
+    """All names that a piece of code refers to."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def names_bound(node):
+    """The names that a top-level statement gives something to."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
+
+
+def entry(node):
+    """The name in the table of a statement exercise("name", …) or hunt("name", …), else None."""
+    call = getattr(node, "value", None)
+    if (
+        isinstance(node, ast.Expr)
+        and isinstance(call, ast.Call)
+        and getattr(call.func, "id", "") in ("exercise", "hunt")
+    ):
+        return call.args[0].value
+    return None
+
+
+def cut_table(source, chosen):
+    """The source of a table with the chosen entries only, and what they refer to; without plants and comments.
+
+    Comments show how the expected numbers come about, plants where the bugs are: that is for teachers.
+    """
+    tree = ast.parse(source)
+    entries = [node for node in tree.body if entry(node) in chosen]
+    for node in entries:
+        node.value.keywords = [keyword for keyword in node.value.keywords if keyword.arg != "plant"]
+    kept, wanted = list(entries), set().union(*map(names_in, entries), {"probes"} if entries else ())
+    while new := [n for n in tree.body if n not in kept and entry(n) is None and names_bound(n) & wanted]:
+        kept += new
+        wanted |= set().union(*map(names_in, new))
+    body = [node for node in tree.body if node in kept]
+    for node in body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):  # those that are needed, of several on a line
+            node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] in wanted]
+    return ast.unparse(ast.Module([ast.parse('"""What the checks look at."""').body[0], *body], [])) + "\n"
+
+
+def requirements(scripts):
+    """The packages that these scripts need, from the blocks at their tops, a line each."""
+    found = {}
+    for script in scripts:
+        block = Path(ROOT, script).read_text(encoding="utf-8").split("# ///")[1]
+        found |= dict.fromkeys(re.findall(r'"([^"\s]+==[^"]+)"', block))
+    return "\n".join(sorted(found)) + "\n"
+
+
+SHEET = """## How it is judged
+
+Once: `pip install -r requirements.txt`. A check stops at the first thing that is wrong and says what to look at next.
+{kinds}
+All at once: `python check.py {names}`. Change what you like in the scripts; the other files belong to the checks.
+"""
+STEPS = """
+An exercise has three steps: your functions on fixed numbers; a run in an environment so small that the right answer is
+known (`probes.py`); and a run that has to learn. `--up-to 1` takes only the first, which is quick. Where a script has
+several functions to write, the runs need all of them.
+"""
+BEHAVIOUR = """
+A bug hunt is judged by what the script does, so mend it as you like. All but one line of it is sound.
+"""
+
+
+def sheet(chosen):
+    """The instructions, as Markdown."""
+    lines = ["# What there is to do", ""]
+    for task in chosen:
+        lines += [f"## {task.name}: `{task.script}`, about {task.minutes} minutes", "", *describe(task), ""]
+        lines += [f"Then: `python check.py {task.name}`", ""]
+    kinds = "".join(
+        text for text, table in ((STEPS, EXERCISES), (BEHAVIOUR, HUNTS)) if {t.name for t in chosen} & {*table}
+    )
+    return "\n".join(lines) + "\n" + SHEET.format(kinds=kinds, names=" ".join(task.name for task in chosen))
+
+
+def by_script(chosen):
+    """{script: its tasks}. BadInput if the copy for one task would hold the solution of another."""
+    groups = {}
+    for task in chosen:
+        groups.setdefault(task.script, []).append(task)
+    for script, tasks in groups.items():
+        if len(tasks) > 1 and not all(isinstance(task, Exercise) for task in tasks):
+            names = " and ".join(task.name for task in tasks)
+            raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
+    sources = {script: Path(ROOT, script).read_text(encoding="utf-8") for script in groups}
+    trees = {script: definitions(source) for script, source in sources.items()}
+    for task in chosen:
+        for name in task.blanks if isinstance(task, Exercise) else [task.plant.where]:
+            own = trees[task.script].get(name)
+            for script in groups.keys() - {task.script}:
+                node = trees[script].get(name)
+                if own and node and ast.unparse(own) == ast.unparse(node):  # scripts repeat each other on purpose
+                    raise BadInput(f"{script} holds the solution of {task.name}, {name}: hand them out separately")
+    return groups
+
+
+def release(names, out):
+    """Write the handout. BadInput if the folder holds something, or a name is unknown. Returns its Path."""
+    chosen, out = [find(name) for name in dict.fromkeys(names)], Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"{out} holds something already: remove it, or choose another --out")
+    files = {script: working_copy(*tasks) for script, tasks in by_script(chosen).items()}
+    files |= {name: (HERE / name).read_text(encoding="utf-8") for name in ("check.py", "forms.py", "probes.py")}
+    for name in ("tasks.py", "hunts.py"):
+        files[name] = cut_table((HERE / name).read_text(encoding="utf-8"), {task.name for task in chosen})
+    files |= {"requirements.txt": requirements({task.script for task in chosen}), "README.md": sheet(chosen)}
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
+    if "DEMOS" in files["tasks.py"]:
+        shutil.copytree(ROOT / "demos" / "MountainCar-v0", out / "demos")
+    return out
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
+    parser.add_argument("--out", default="handout", metavar="FOLDER", help="where to write (default: handout)")
+    args = parser.parse_args()
+    out = release(args.names, args.out)
+    print(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+    print(f"to try it: cd {out} && python check.py {args.names[0]}")
+
+
+if __name__ == "__main__":
+    run_main(main)
