@@ -432,9 +432,7 @@ class StackedNets(nn.Module):
 
     def forward(self, x):
         """Outputs (k, B, outputs) of the first k networks, for inputs (k, B, inputs)."""
-        *hidden, (weight, bias) = [
-            (weight[: len(x)], bias[: len(x)]) for weight, bias in zip(self.weights, self.biases)
-        ]
+        *hidden, (weight, bias) = [(w[: len(x)], b[: len(x)]) for w, b in zip(self.weights, self.biases)]
         for w, b in hidden:
             x = torch.baddbmm(b, x, w).relu_()
         if weight.shape[2] == 1:  # faster than a matrix product that has a single column
@@ -608,24 +606,12 @@ class OffPolicyBuffer:
     `choices` (of available actions) are those of each agent; all are filled up with zeros to the widest.
     """
 
-    arrays = (
-        "share_obs obs actions available_actions rewards dones valid_transitions terms next_share_obs next_obs "
-        "next_available_actions"
-    ).split()
+    arrays = OffPolicyBatch._fields[:-1]  # what is stored, each of a step; gammas are of a sample
 
     def __init__(
-        self,
-        capacity,
-        num_envs,
-        streams,
-        state_size,
-        obs_sizes,
-        action_sizes,
-        choices,
-        n_step=1,
-        gamma=0.99,
-        device="cpu",
-    ):
+        self, capacity, num_envs, streams, state_size, obs_sizes, action_sizes, choices,
+        n_step=1, gamma=0.99, device="cpu",
+    ):  # fmt: skip
         T, N, n, G = capacity // num_envs, num_envs, len(obs_sizes), streams
         self.share_obs, self.next_share_obs = np.zeros((2, T, N, G, state_size), np.float32)
         self.obs, self.next_obs = np.zeros((2, T, N, n, max(obs_sizes)), np.float32)
@@ -1188,8 +1174,8 @@ def play_together(agents, envs, buffer, run, args, rng):
 def train(args):
     """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
     check_args(args)
-    if args.buffer_size < max(args.batch_size + args.num_envs - 1, 2 * args.num_envs):
-        least = f"batch_size + num_envs = {args.batch_size + args.num_envs}"
+    if args.buffer_size // args.num_envs * args.num_envs < args.batch_size:
+        least = f"batch_size = {args.batch_size} once it is divided among num_envs = {args.num_envs}"
         raise UserError(f"buffer_size = {args.buffer_size} must not be less than {least}")
     envs = make_envs(args, args.num_envs)
     agents = make_agent(args, envs)
@@ -1231,7 +1217,8 @@ def train(args):
             play_together(agents, envs, buffer, run, args, rng)
             anneal = linear_schedule(1, 0, total, first_step) if args.anneal_lr else 1
             trainings = max(run.step, starts) // args.train_frequency - max(first_step, starts) // args.train_frequency
-            for _ in range(trainings * args.gradient_steps):
+            enough = buffer.sizes.sum() >= args.batch_size  # a tiny buffer forgets some before all rings are full
+            for _ in range(trainings * args.gradient_steps * enough):
                 run.updates += 1
                 batch = buffer.sample(args.batch_size, rng)
                 figures.append(update_agents(agents, optimizers, batch, run.updates, anneal, args, rng))

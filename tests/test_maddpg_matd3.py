@@ -1133,7 +1133,7 @@ def test_every_option_does_something(tmp_path, monkeypatch):
     plain |= dict(batch_size=16, hidden_sizes=(8,), learning_starts=60, num_envs=3, policy_frequency=2)
     discrete = plain | dict(env_id="mappo_envs:Meet")
     runs = {"plain": plain, "discrete": discrete, "shared": discrete | {"share_policy": True}}
-    runs |= {"temperature": discrete | {"gumbel_temperature": 2.0}}
+    runs |= {"smallest buffer": discrete | {"buffer_size": 18}, "temperature": discrete | {"gumbel_temperature": 2.0}}
     runs |= {name: plain | option for name, option in OPTIONS.items()}
     for name, options in runs.items():
         maddpg.train(Args(**options, run_dir=str(tmp_path / name)))
