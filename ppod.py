@@ -411,17 +411,40 @@ def from_env(actions, space):
     return (actions - getattr(space, "start", 0)).reshape(len(actions), -1).astype(np.int64)
 
 
+class GridPatches(nn.Module):
+    """Features of all 3 x 3 patches of a MiniGrid image whose cells are one-hot.
+
+    One set of weights for the whole view: what a key means does not depend on where it is seen. One demonstration shows
+    the agent few of these places.
+    """
+
+    def __init__(self, shape, generator, features=16):
+        super().__init__()
+        self.shape, side = shape, [min(3, n) for n in shape[:2]]
+        self.conv = layer(nn.Conv2d(sum(CELL), features, side), generator)
+        self.num_outputs = features * math.prod(n - k + 1 for n, k in zip(shape, side))
+
+    def one_hot(self, cells):
+        """(B, width, height, 11 + 6 + 4) of objects, colours and states by number, cells (B, width, height, 3)."""
+        parts = [nn.functional.one_hot(cells[..., j].long().clamp(max=n - 1), n) for j, n in enumerate(CELL)]
+        return torch.cat(parts, 3).float()
+
+    def forward(self, rows):
+        """(B, num_outputs) for flat images (B, width x height x 3)."""
+        return self.conv(self.one_hot(rows.unflatten(1, self.shape)).movedim(3, 1)).relu().flatten(1)
+
+
 class RecurrentAgent(nn.Module):
     """Actor and critic: two linear heads on one trunk, an MLP and, unless feed-forward, a GRU.
 
     Discrete, MultiDiscrete and MultiBinary actions are all lists of categorical factors (a bit has two categories),
     Box actions are Gaussian. Everywhere but in the environment, actions are (…, factors or dimensions). Observations
-    are the rows of EpisodeStarts; cells of a MiniGrid image enter one-hot.
+    are the rows of EpisodeStarts; a MiniGrid image goes through GridPatches first.
     """
 
     def __init__(self, view, action_space, args, device="cpu"):
         super().__init__()
-        self.device, self.action_space, self.grid = torch.device(device), action_space, is_grid(view)
+        self.device, self.action_space, self.patches = torch.device(device), action_space, None
         self.continuous = isinstance(action_space, spaces.Box)
         if self.continuous:
             outputs = math.prod(action_space.shape)
@@ -434,12 +457,9 @@ class RecurrentAgent(nn.Module):
             outputs = sum(self.sizes)
         generator = torch.Generator().manual_seed(args.seed)
         inputs = math.prod(view.shape)
-        if self.grid:  # entry j of a row is number row[j] of block j of the one-hot input
-            widths = torch.tensor(CELL).repeat(inputs // len(CELL))
-            self.register_buffer("offsets", widths.cumsum(0) - widths, persistent=False)
-            self.register_buffer("largest", widths - 1, persistent=False)
-            inputs = int(widths.sum())
-        self.num_inputs = inputs
+        if is_grid(view):
+            self.patches = GridPatches(view.shape, generator)
+            inputs = self.patches.num_outputs
         self.trunk = mlp([inputs, *args.hidden_sizes], generator, 2**0.5)  # with a tanh after its last layer as well
         width, self.state_size = args.hidden_sizes[-1], args.gru_size if args.recurrent else 0
         if args.recurrent:  # three gates side by side: reset, update, candidate
@@ -464,9 +484,8 @@ class RecurrentAgent(nn.Module):
 
     def inputs(self, rows):
         """What the trunk sees of a tensor of rows (B, W + 1): (B, inputs), without the marks of starts."""
-        if self.grid:
-            index = self.offsets + rows[:, :-1].long().minimum(self.largest)
-            return torch.zeros(len(rows), self.num_inputs, device=self.device).scatter_(1, index, 1)
+        if self.patches:
+            return self.patches(rows[:, :-1])
         x = rows[:, :-1].float()
         return self.obs_stats(x) if self.obs_stats else x
 

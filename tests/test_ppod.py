@@ -781,12 +781,27 @@ def test_chunks_play_on_where_the_rollout_was(view, chunk_length):
 def test_cells_enter_one_hot():
     """A cell (door, blue, locked) = (4, 2, 2) lights inputs 4, 11 + 2 and 17 + 2; a number too large, the last one."""
     agent, _ = agent_of(VIEWS["grid"])
-    rows = np.zeros((1, 13), np.uint8)
-    rows[0, 3:6] = 4, 2, 2
-    rows[0, 9:12] = 200, 200, 200
-    (x,) = agent.inputs(torch.as_tensor(rows))
-    lit = np.flatnonzero(x.numpy()).tolist()
-    assert x.sum() == 12 and lit == [0, 11, 17, 21 + 4, 21 + 13, 21 + 19, 42, 53, 59, 63 + 10, 63 + 16, 63 + 20]
+    cells = torch.zeros(1, 2, 2, 3, dtype=torch.uint8)
+    cells[0, 0, 1] = torch.tensor([4, 2, 2])
+    cells[0, 1, 1] = 200
+    lit = [np.flatnonzero(x).tolist() for x in agent.patches.one_hot(cells).reshape(4, 21).numpy()]
+    assert lit == [[0, 11, 17], [4, 11 + 2, 17 + 2], [0, 11, 17], [10, 11 + 5, 17 + 3]]
+
+
+def test_patches_are_seen_alike_wherever_they_are():
+    """Fails if the weights differ over the view, or if rows, columns and features get mixed up: features of a patch by
+    a loop over its cells."""
+    torch.manual_seed(0)
+    patches = ppod.GridPatches((5, 4, 3), torch.Generator().manual_seed(1), features=2)
+    cells = torch.randint(0, 4, (3, 5, 4, 3), dtype=torch.uint8)
+    out = patches(cells.flatten(1)).detach().unflatten(1, (2, 3, 2))  # features, 5 - 2 places across, 4 - 2 down
+    assert patches.num_outputs == 12
+    for b, f, x, y in np.ndindex(3, 2, 3, 2):
+        total = patches.conv.bias[f].item()
+        for i, j in np.ndindex(3, 3):
+            one_hot = patches.one_hot(cells[b, x + i, y + j][None, None, None])[0, 0, 0]
+            total += (patches.conv.weight[f, :, i, j] * one_hot).sum().item()
+        assert out[b, f, x, y].item() == pytest.approx(max(0.0, total), abs=1e-5)
 
 
 def test_a_gaussian_demonstrator():
