@@ -4,7 +4,13 @@ discrete ones) whose best play is known.
 
 import numpy as np
 from gymnasium import spaces
-from mappo_envs import Game
+from mappo_envs import Game, Matrix
+
+
+class Steep(Matrix):
+    """The matrix game with a higher prize: best are (2, 0), worth 2 x 5, also against chance; a safe (1, 1) gets 4."""
+
+    PAYOFF = np.array([[0, 1, 0], [1, 2, 0], [5, 0, 0]])
 
 
 class Duet(Game):

@@ -817,6 +817,36 @@ def test_deaths_and_ends_are_stored(state_type):
     assert (masks[played.stored("valid_transitions")[:, 0] > 0, 0] == [0, 1, 1]).all()
 
 
+@pytest.mark.parametrize("state_type", ["EP", "FP"])
+def test_a_death_is_of_one_environment(state_type):
+    """Two environments of two agents; in the first step these are done: [[1, 0], [1, 1]]. Environment 1 resets in the
+    second, and in what is stored next all of its agents take part: [[0, 1], [1, 1]], in slots 2 and 3 and later 4.
+
+    Fails if the dead come back with another environment's reset, or if a reset row is stored.
+    """
+    agents, args, _ = make_agents(alike=True, state_type=state_type, learning_starts=10**9)
+    buffer, rows = maddpg.make_off_policy_buffer(args, agents), rows_of(agents, np.random.default_rng(0), 2)
+    run = SimpleNamespace(step=0, obs=rows, reset_rows=np.zeros(2, bool), returns=np.zeros(2), episodes=[])
+    alive, over = [[[0, 1], [1, 1]]] * 3, [[False, True], [False, False], [False, False]]
+
+    def step(actions):
+        following = rows.copy()
+        following[:, agents.layout.alive] = alive.pop()
+        info = {"rewards": np.ones((2, 2)), "terminated": np.array([[True, False], [True, True]])}
+        return following, np.ones(2), np.array(over.pop(0)), np.zeros(2, bool), info
+
+    for _ in range(3):
+        maddpg.play_together(agents, SimpleNamespace(step=step), buffer, run, args, np.random.default_rng(0))
+    assert buffer.sizes.tolist() == [3, 2] and run.step == 5 and run.episodes == [(2, 1.0)]
+    close(buffer.valid_transitions[:3, 0], [[1, 1], [0, 1], [0, 1]])
+    close(buffer.valid_transitions[:2, 1], [[1, 1], [1, 1]])
+    if state_type == "FP":
+        close(buffer.dones[:3, 0], [[1, 0], [1, 0], [1, 0]])
+        close(buffer.dones[:2, 1], [[1, 1], [0, 0]])
+    else:
+        close([buffer.dones[:2, 0, 0], buffer.dones[:2, 1, 0]], [[0, 0], [1, 0]])
+
+
 def test_masks_are_those_of_the_episode():
     """Tic-tac-toe: fails if a player's mask is another's, or that of the next game, or if a move is not legal."""
     played = Played("mappo_envs:tictactoe", 200, num_envs=2)
@@ -888,8 +918,8 @@ def test_processes_give_the_same_as_one():
 GAMES = {  # environment, settings, steps, the least that has to be reached
     "duet, FP": ("maddpg_envs:Duet", {"state_type": "FP"}, 2500, 1.8),
     "solo": ("maddpg_envs:Solo", {}, 2000, 0.8),
-    "matrix": ("mappo_envs:Matrix", {}, 1500, 6.0),
-    "matrix, MADDPG": ("mappo_envs:Matrix", {"algorithm": "maddpg", "state_type": "FP"}, 1500, 6.0),
+    "matrix": ("maddpg_envs:Steep", {}, 1500, 10.0),
+    "matrix, MADDPG": ("maddpg_envs:Steep", {"algorithm": "maddpg", "state_type": "FP"}, 1500, 10.0),
     "halfway, n-step": ("maddpg_envs:MeetHalfway", {"n_step": 3}, 4000, -4.0),
     "halfway, dies": ("maddpg_envs:MeetHalfway", {"state_type": "FP", "env_kwargs": '{"dies": true}'}, 4000, -3.0),
     "meet, FP": ("mappo_envs:Meet", {"share_policy": True, "state_type": "FP", "n_step": 2}, 4000, 1.5),
@@ -905,7 +935,7 @@ def learned(name, tmp_path, **more):
 
 @pytest.mark.parametrize("name", GAMES)
 def test_games_are_solved(name, tmp_path, monkeypatch):
-    """Best play: both follow their own sign, 2 for both (0 is worth -0.5), or 1 alone; (2, 0) gives 2 x 3 in the matrix
+    """Best play: both follow their own sign, 2 for both (0 is worth -0.5), or 1 alone; (2, 0) gives 2 x 5 in the matrix
     game, a safe (1, 1) but 4; who goes to 0 at once loses 1.5 on average, a little less after a death, who stays 22;
     who meets in at most two steps gets 2 x (1 - 0.2) or more."""
     monkeypatch.setattr(maddpg, "draw_curve", lambda *_: None)
@@ -1146,10 +1176,10 @@ def test_every_option_does_something(tmp_path, monkeypatch):
 def test_stop_at_return_waits_for_an_evaluation(tmp_path, monkeypatch):
     """Fails if training episodes, which explore, decide; or if the run goes on after an evaluation that is enough."""
     monkeypatch.setattr(maddpg, "draw_curve", lambda *_: None)
-    options = dict(eval_every=300, eval_episodes=10, stop_at_return=5.0, total_timesteps=9000)
-    final = maddpg.train(Args(env_id="mappo_envs:Matrix", **QUICK | options, run_dir=str(tmp_path / "run")))
+    options = dict(eval_every=300, eval_episodes=10, stop_at_return=9.0, total_timesteps=9000)
+    final = maddpg.train(Args(env_id="maddpg_envs:Steep", **QUICK | options, run_dir=str(tmp_path / "run")))
     evaluations = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["evaluations"]
-    assert [mean >= 5 for _, mean, _ in evaluations] == [False] * (len(evaluations) - 1) + [True]
+    assert [mean >= 9 for _, mean, _ in evaluations] == [False] * (len(evaluations) - 1) + [True]
     assert final["global_step"] == evaluations[-1][0] < 5000
 
 
