@@ -147,7 +147,9 @@ def judge_case(case, module):
     """None if the student's code gives what the Case expects, else what to tell the student."""
     look = f"\nLook next at {case.look}." if case.look else ""
     try:
-        result = plain(case.call(module))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = plain(case.call(module))
     except Exception as error:
         return f"case: {case.what}\n{explained(error, module)}{look}"
     if close(result, case.expected, case.atol):

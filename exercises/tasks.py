@@ -75,7 +75,6 @@ exercise(
             [0.1, 0.1, 0.1, 0.7],  # 0.4 / 4 each, and 0.6 more for the best
             {
                 "leaving the best action out when exploring": [0.4 / 3, 0.4 / 3, 0.4 / 3, 0.6],
-                "exploring with probability 1 - epsilon instead of epsilon": [0.15, 0.15, 0.15, 0.55],
                 "never exploring": [0, 0, 0, 1],
             },
             "the branch that explores",
@@ -515,6 +514,7 @@ exercise(
             # Slopes: -r A where the first term is the smaller one, else 0
             [[-2.4, 0.0], [-1.0, -1.0], [3.0, 3.0], [1.6, 0.0]],
             {
+                "returning a loss for each row: the mean is asked for": lambda rows: shape(rows[0][0]) == (1,),
                 "not negating it: this is the objective, not a loss": losses_are(2.4, 1.0, -3.0, -1.6),
                 "not clipping": losses_are(-3.0, -1.0, 3.0, 1.0),
                 "always taking the clipped term: the minimum keeps the way back open": losses_are(-2.4, -1.6, 2.4, 1.6),
@@ -534,7 +534,6 @@ exercise(
             -1.7,  # -(2.4 + 1) / 2
             {
                 "adding up over the batch instead of taking the mean": -3.4,
-                "returning a loss for each row: the mean is asked for": [-2.4, -1.0],
                 "clipping the mean, not each row": -2.0,  # mean r A = 2, clipped at 2.4
             },
             "what happens last: the mean over the batch",
@@ -576,7 +575,6 @@ exercise(
                 "taking the smaller error": losses_are(2.0, 6.125),
                 "always taking the clipped value": losses_are(3.125, 6.125),
                 "not clipping": losses_are(2.0, 12.5),
-                "forgetting the half": losses_are(6.25, 25.0),
                 "clipping the value itself instead of how far it has moved": losses_are(10.125, 12.5),  # 0.5: 20.25
             },
             "clipped = old value + (value - old value), the bracket held within ± clip_coef",
@@ -773,10 +771,7 @@ exercise(
             "the derivative of the log-probability of action 1 by the logits",
             masked_gradient,
             [-0.25, 0.25, 0.0],  # -1/4, 1 - 3/4, nothing
-            {
-                "letting a gradient through to the invalid logit": lambda r: abs(r[2]) > 1e-4,
-                "getting a NaN in the gradient": has_nan,
-            },
+            {},
             "what an invalid logit has to do with the result: nothing",
         ),
         Case(
@@ -888,8 +883,8 @@ exercise(
             ring(5, [2]),
             [[0, 1], 2, [0, 1, 0, 0, 0], [0.5, 1.5, 0, 0, 0], [0, 0, 0, 0, 0]],
             {
-                "storing obs as next_obs as well": ring_part(3, [0, 1, 0, 0, 0]),
                 "exchanging obs and next_obs": ring_part(2, [0.5, 1.5, 0, 0, 0]),
+                "storing obs as next_obs as well": ring_part(3, [0, 1, 0, 0, 0]),
                 "counting steps instead of transitions: each environment adds one": ring_part(1, 1),
             },
             "which array gets what",

@@ -1,0 +1,1065 @@
+"""The classroom in exercises/: each blanked copy fails and each original passes, each known mistake is named, each
+planted bug is found and each original is found to be sound; handouts stand alone and hold no solution.
+
+SOUND has a solution of each exercise that is not the script's own, as a student might write it. Each entry of WRONG
+changes one thing in it, and has to be told what it is; together they reach every message in the table.
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "exercises"))
+
+import check  # noqa: E402
+import forms  # noqa: E402
+import release  # noqa: E402
+import start  # noqa: E402
+from forms import EXERCISES, HUNTS  # noqa: E402
+
+every_exercise = pytest.mark.parametrize("name", EXERCISES)
+every_hunt = pytest.mark.parametrize("name", HUNTS)
+
+
+def source_of(script):
+    """The text of a script as it stands in the repository."""
+    return (ROOT / script).read_text(encoding="utf-8")
+
+
+def module_of(tmp_path, script, source):
+    """A context manager: this source as a student's module."""
+    path = tmp_path / script
+    path.write_text(source, encoding="utf-8")
+    return check.loaded(path)
+
+
+def run(folder, *command, **environment):
+    """A command in a folder, with nothing of this repository on its path."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True, env=environment
+    )
+
+
+# ------------------------------------------------------------------------------------------------ solutions, mistakes
+
+SOUND = {
+    "epsilon-greedy": """
+def epsilon_greedy(values, epsilon, rng):
+    n = len(values)
+    if rng.random() < epsilon:
+        return rng.choice(list(range(n)))
+    best = [a for a in range(n) if values[a] == max(values)]
+    return rng.choice(best)
+""",
+    "q-learning": """
+def q_learning_target(reward, discount, next_values):
+    return reward + discount * max(next_values)
+
+def play_episode(agent, env, run, rng, args):
+    state, total, errors, q = agent.state(env.reset()[0], run.step), 0.0, 0.0, agent.tables[0]
+    for _ in range(episode_limit(args, env.spec)):
+        epsilon, alpha = schedules(args, run.step, len(run.episodes))
+        action = epsilon_greedy(agent.values(state), epsilon, rng)
+        obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
+        run.step += 1
+        following = agent.state(obs, run.step)
+        gamma = args.gamma * (not terminated)
+        error = q_learning_target(reward, gamma, q[following]) - q[state][action]
+        q[state][action] += alpha * error
+        total, errors, state = total + reward, errors + abs(error), following
+        if terminated or truncated:
+            break
+    run.episodes.append((run.step, total))
+    return errors
+""",
+    "td-targets": """
+def sarsa_target(reward, discount, next_values, next_action):
+    return reward + discount * next_values[next_action]
+
+def expected_sarsa_target(reward, discount, next_values, epsilon):
+    n = len(next_values)
+    pi = [epsilon / n] * n
+    pi[next_values.index(max(next_values))] += 1 - epsilon
+    return reward + discount * sum(p * v for p, v in zip(pi, next_values))
+
+def double_q_target(reward, discount, next_values, other_next_values):
+    best = max(range(len(next_values)), key=lambda a: next_values[a])
+    return reward + discount * other_next_values[best]
+""",
+    "returns": """
+def backwards(terms, decay, last):
+    xs, x = torch.zeros_like(terms), last
+    for t in reversed(range(len(terms))):
+        x = terms[t] + decay[t] * x
+        xs[t] = x
+    return xs
+
+def compute_returns(rewards, next_values, terminated, truncated, gamma):
+    cut = truncated & ~terminated
+    over = terminated | truncated
+    last = next_values[-1] * ~over[-1]
+    terms = rewards + gamma * next_values * cut
+    return backwards(terms, gamma * ~over, last)
+""",
+    "gae": """
+def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    dead, over = terminated, terminated | truncated
+    advantages, a = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] * ~dead[t] - values[t]
+        a = delta + gamma * gae_lambda * ~over[t] * a
+        advantages[t] = a
+    return advantages, advantages + values
+""",
+    "clip": """
+def policy_loss(log_ratios, advantages, clip_coef):
+    ratio = log_ratios.exp()
+    plain = ratio * advantages
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages
+    return -torch.min(plain, clipped).mean()
+""",
+    "value-clip": """
+def value_loss(values, old_values, returns, clip_coef=None):
+    errors = (values - returns) ** 2
+    if clip_coef is not None:
+        near = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        errors = torch.max(errors, (near - returns) ** 2)
+    return errors.mean() / 2
+""",
+    "vtrace": """
+def compute_vtrace(rewards, values, next_values, terminated, truncated, log_ratios, gamma, rho_clip=1.0, c_clip=1.0):
+    over, following = terminated | truncated, next_values * ~terminated
+    rho, c = log_ratios.exp().clamp(max=rho_clip), log_ratios.exp().clamp(max=c_clip)
+    x, corrections = torch.zeros_like(rewards[0]), torch.zeros_like(rewards)
+    targets = following.clone()
+    for t in reversed(range(len(rewards))):
+        targets[t] += x * ~over[t]
+        x = rho[t] * (rewards[t] + gamma * following[t] - values[t]) + gamma * c[t] * ~over[t] * x
+        corrections[t] = x
+    advantages = rho * (rewards + gamma * targets - values)
+    return advantages, values + corrections
+""",
+    "masked": """
+def __init__(self, logits, mask=None, sizes=None):
+    self.single = sizes is None
+    sizes = sizes or [logits.shape[-1]]
+    if mask is not None:
+        mask = torch.as_tensor(mask).bool()
+        check_masks(mask.numpy(), sizes)
+        logits = logits.masked_fill(~mask, -1e30)
+    self.log_probs = [part.log_softmax(-1) for part in logits.split(sizes, -1)]
+
+def log_prob(self, actions):
+    actions = [actions] if self.single else actions.unbind(-1)
+    parts = [p.gather(-1, a[..., None])[..., 0] for p, a in zip(self.log_probs, actions)]
+    return torch.stack(parts).sum(0)
+
+def entropy(self):
+    parts = [-(p.exp() * p).sum(-1) for p in self.log_probs]
+    return torch.stack(parts).sum(0)
+
+MaskedCategorical.__init__, MaskedCategorical.log_prob, MaskedCategorical.entropy = __init__, log_prob, entropy
+""",
+    "replay": """
+def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
+    slots = []
+    for i in range(len(obs)):
+        if reset_rows[i]:
+            continue
+        slot = self.position
+        self.obs[slot], self.actions[slot], self.rewards[slot] = obs[i], actions[i], rewards[i]
+        self.next_obs[slot], self.terminated[slot] = next_obs[i], terminated[i]
+        self.position = (slot + 1) % self.capacity
+        self.size = min(self.size + 1, self.capacity)
+        slots.append(slot)
+    return np.array(slots, int)
+
+def sample(self, batch_size, rng):
+    if batch_size > self.size:
+        raise ValueError("too few")
+    return self.get(rng.integers(0, self.size, batch_size))
+
+ReplayBuffer.add, ReplayBuffer.sample = add, sample
+""",
+    "double-dqn": """
+def td_targets(rewards, terminated, discounts, target_q, online_q=None):
+    alive = 1 - terminated.float()
+    if online_q is None:
+        future = target_q.max(1).values
+    else:
+        future = target_q[torch.arange(len(target_q)), online_q.argmax(1)]
+    return rewards + discounts * alive * future
+""",
+    "td3-target": """
+def smoothed(actions, noise, clip):
+    noise = noise.clip(-clip, clip)
+    return (actions + noise).clip(-1, 1)
+
+def critic_targets(rewards, next_values, terminated, gamma):
+    future = next_values.min(0).values
+    return rewards + gamma * (1 - terminated.float()) * future
+""",
+    "polyak": """
+def polyak(target, source, tau):
+    target.mul_(1 - tau).add_(tau * source)
+""",
+    "es-update": """
+def make_candidates(theta, noise, sigma):
+    return np.array([theta + sign * sigma * eps for eps in noise for sign in (1, -1)])
+
+def es_gradient(fitnesses, noise, sigma):
+    signed = np.stack([noise, -noise], 1).reshape(-1, noise.shape[1])
+    return (fitnesses[:, None] * signed).sum(0).astype(noise.dtype) / (len(fitnesses) * sigma)
+""",
+    "ranks": """
+def centered_ranks(returns):
+    below = (returns[:, None] > returns).sum(1)
+    equal = (returns[:, None] == returns).sum(1)
+    return (below + (equal - 1) / 2) / (len(returns) - 1) - 0.5
+
+def shape_fitness(returns, fitness="centered-rank", elite=1.0):
+    if fitness == "centered-rank":
+        returns = centered_ranks(returns)
+    elif fitness == "standardized":
+        returns = (returns - returns.mean()) / returns.std()
+    n = math.ceil(elite * len(returns))
+    if n == len(returns):
+        return returns
+    base = np.sort(returns)[::-1][n]
+    return np.where(returns > base, returns - base, 0)
+""",
+    "ppod-anneal": """
+def anneal_parameters(self):
+    room = self.value_capacity if self.args.anneal_by == "capacity" else len(self.value_demos)
+    if not self.value_demos:
+        return
+    self.rho += self.args.phi / room
+    self.rho = min(self.rho, self.args.rho + self.args.phi)
+    self.phi = self.args.rho + self.args.phi - self.rho
+
+PPODBuffer.anneal_parameters = anneal_parameters
+""",
+    "ppod-priorities": """
+def replay_probabilities(max_values, alpha):
+    v = np.array(max_values, float)
+    if v.min() < 0:
+        v = v - v.min()
+    if v.max() == 0:
+        v = v + 1
+    v = v / v.max()
+    p = v**alpha
+    return p / p.sum()
+""",
+    "value-norm": """
+def update(self, returns):
+    x = returns.detach().cpu().double()
+    for average, new in ((self.mean, x.mean()), (self.mean_square, (x**2).mean()), (self.weight, 1)):
+        average.copy_(self.beta * average + (1 - self.beta) * new)
+
+def mean_and_std(self):
+    weight = self.weight.item() or 1.0
+    mean = self.mean.item() / weight
+    variance = self.mean_square.item() / weight - mean**2
+    variance = max(variance, 0.01)
+    return mean, variance**0.5
+
+def normalize(self, returns):
+    mean, std = self.mean_and_std()
+    return (returns - mean) / std
+
+def denormalize(self, values):
+    mean, std = self.mean_and_std()
+    return mean + std * values
+
+ValueNorm.update, ValueNorm.mean_and_std = update, mean_and_std
+ValueNorm.normalize, ValueNorm.denormalize = normalize, denormalize
+""",
+    "chunks": """
+def recurrent_batches(fields, states, num_mini_batch, length, rng):
+    T, S = fields[0].shape[:2]
+    if T % length != 0:
+        raise ValueError("does not divide")
+    places = [(s, t) for s in range(S) for t in range(0, T, length)]
+    for ids in np.array_split(rng.permutation(len(places)), num_mini_batch):
+        part = [places[i] for i in ids]
+        rows = [np.array([x[t + k, s] for k in range(length) for s, t in part]) for x in fields]
+        first = np.array([states[t, s] for s, t in part])
+        yield rows, first
+""",
+}
+SOUND["dqn-target"] = SOUND["double-dqn"]
+
+FLAGS = "dead, over = terminated, terminated | truncated"
+OVER, DEAD = "over = terminated | truncated", "* ~terminated\n"
+LOGITS = "logits = logits.masked_fill(~mask, -1e30)"
+CLIPPED_MEAN = (
+    "(plain.mean().clamp(max=(1 + clip_coef) * advantages.mean()) if len(plain) > 1 else torch.min(plain, clipped))"
+)
+RAW_ENTROPY = "[-(self.raw.softmax(-1) * self.raw.log_softmax(-1)).sum(-1)]"
+ENTROPY = "[-(p.exp() * p).sum(-1) for p in self.log_probs]"
+SLOT = "slot = self.position\n"
+FUTURE = "discounts * alive * future"
+PLACES = "[(s, t) for s in range(S) for t in range(0, T, length)]"
+DQN_MISTAKES = [
+    ("bootstrapping after termination", FUTURE, "discounts * future"),
+    ("forgetting the discounts", FUTURE, "alive * future"),
+    ("taking the lowest value", "target_q.max(1)", "target_q.min(1)"),
+    ("taking the mean value", "target_q.max(1).values", "target_q.mean(1)"),
+    ("removing the reward", f"rewards + {FUTURE}", "alive * (rewards + discounts * future)"),
+    ("adding shapes (B,)", "target_q.max(1).values", "target_q.max(1, keepdim=True).values"),
+    ("taking one discount for all", FUTURE, "discounts[0] * alive * future"),
+]
+# exercise: [(how the message begins, what stands in SOUND, what is put in its place, and so on)]
+WRONG = {
+    "epsilon-greedy": [
+        ("exploring with probability 1", "rng.random() < epsilon", "rng.random() > epsilon"),
+        ("taking the action with the lowest", "max(values)", "min(values)"),
+        ("leaving the best action out", "list(range(n))", "[a for a in range(n) if values[a] < max(values)]"),
+        ("never exploring", "rng.random() < epsilon", "rng.random() < 0"),
+        ("always taking the first", "rng.choice(best)", "best[0]"),
+        ("always taking the last", "rng.choice(best)", "best[-1]"),
+    ],
+    "q-learning": [
+        ("taking the mean", "max(next_values)", "sum(next_values) / len(next_values)"),
+        ("forgetting the discount", "discount * max", "max"),
+        ("discounting the reward", "reward + discount * max(next_values)", "discount * (reward + max(next_values))"),
+        ("taking the lowest", "max(next_values)", "min(next_values)"),
+        ("adding up the next values", "max(next_values)", "sum(next_values)"),
+        ("adding the value of the next", "args.gamma * (not terminated)", "args.gamma"),
+        ("replacing the entry", "+= alpha * error", "+= error"),
+        ("learning nothing", "+= alpha * error", "+= 0 * error"),
+        ("adding up TD errors with their signs", "errors + abs(error)", "errors - error"),
+        ("treating truncation as termination", "(not terminated)", "(not (terminated or truncated))"),
+    ],
+    "td-targets": [
+        ("taking the highest value: that is Q", "next_values[next_action]", "max(next_values)"),
+        (
+            "giving the best action no share",
+            "[epsilon / n] * n",
+            "[epsilon / (n - 1) * (v < max(next_values)) for v in next_values]",
+        ),
+        ("exchanging epsilon and 1", "    n = len", "    epsilon = 1 - epsilon; n = len"),
+        ("taking the plain mean", "    n = len", "    epsilon = 1; n = len"),
+        ("taking the highest value, as if", "    n = len", "    epsilon = 0; n = len"),
+        ("letting the same table choose", "* other_next_values[best]", "* next_values[best]"),
+        ("letting the other table choose", "key=lambda a: next_values[a]", "key=lambda a: other_next_values[a]"),
+        (
+            "exchanging the tables",
+            "    best = max",
+            "    next_values, other_next_values = other_next_values, next_values; best = max",
+        ),
+    ],
+    "returns": [
+        ("returning the results in the order", "return xs\n", "return xs.flip(0)\n"),
+        ("beginning at 0", "torch.zeros_like(terms), last", "torch.zeros_like(terms), torch.zeros_like(last)"),
+        ("going forwards", "reversed(range(len(terms)))", "range(len(terms))"),
+        ("using the decay of the next", "decay[t] * x", "decay[min(t + 1, len(terms) - 1)] * x"),
+        ("forgetting what follows the last", "next_values[-1] * ~over[-1]", "0 * next_values[-1]"),
+        (
+            "bootstrapping in every row",
+            "backwards(terms, gamma * ~over, last)",
+            "rewards + gamma * next_values * ~terminated",
+        ),
+        ("not cutting the sum where", "over = terminated | truncated", "over = torch.zeros_like(terminated)"),
+        ("adding the next value although", "truncated & ~terminated", "truncated | terminated"),
+        ("treating truncation as death", "truncated & ~terminated", "truncated & False"),
+        (
+            "not cutting the sum where",
+            "cut = truncated & ~terminated\n    over = terminated | truncated",
+            "cut = truncated & False; over = terminated",
+        ),
+        ("letting truncation win", "truncated & ~terminated", "truncated"),
+    ],
+    "gae": [
+        ("forgetting lambda", "gamma * gae_lambda", "gamma"),
+        ("forgetting gamma", "gamma * gae_lambda", "gae_lambda"),
+        ("stopping at the temporal", "gamma * gae_lambda", "0"),
+        ("forgetting to subtract", " - values[t]", ""),
+        ("forgetting to discount", "gamma * next_values", "next_values"),
+        ("returning something else", "advantages, advantages + values", "advantages, rewards + values"),
+        ("not looking at the ends", FLAGS, "dead = over = torch.zeros_like(terminated)"),
+        ("letting the sum run on into", FLAGS, "dead, over = terminated, truncated"),
+        ("bootstrapping from the value", FLAGS, "dead, over = terminated & False, terminated | truncated"),
+        ("reading the flags one row too early", FLAGS, "dead = over = (terminated | truncated).roll(-1, 0)"),
+        ("reading the flags one row too late", FLAGS, "dead = over = (terminated | truncated).roll(1, 0)"),
+        ("treating truncation as death", FLAGS, "dead = over = terminated | truncated"),
+        ("letting the sum run on after", FLAGS, "dead = over = terminated"),
+        ("letting truncation win", FLAGS, "dead, over = terminated & ~truncated, terminated | truncated"),
+    ],
+    "clip": [
+        ("returning a loss for each row", ".mean()", ""),
+        ("not negating", "-torch.min", "torch.min"),
+        ("not clipping", "torch.min(plain, clipped)", "plain"),
+        ("always taking the clipped", "torch.min(plain, clipped)", "clipped"),
+        ("taking the larger", "torch.min", "torch.max"),
+        ("taking log r for r", "log_ratios.exp()", "log_ratios"),
+        ("losing the gradient", "log_ratios.exp()", "log_ratios.exp().detach()"),
+        ("adding up over the batch", ".mean()", ".sum()"),
+        ("clipping the mean", "torch.min(plain, clipped)", CLIPPED_MEAN),
+    ],
+    "value-clip": [
+        ("forgetting the half", ".mean() / 2", ".mean()"),
+        ("adding up over the batch", ".mean() / 2", ".sum() / 2"),
+        ("comparing the returns with the old", "errors = (values - returns)", "errors = (old_values - returns)"),
+        ("taking the smaller", "torch.max(", "torch.min("),
+        ("always taking the clipped", "torch.max(errors, (near - returns) ** 2)", "(near - returns) ** 2"),
+        ("not clipping", "torch.max(errors, (near - returns) ** 2)", "errors"),
+        ("clipping the value itself", "old_values + (values - old_values).clamp", "values.clamp"),
+    ],
+    "vtrace": [
+        ("not bounding", "    over, following", "    rho_clip = c_clip = 100; over, following"),
+        ("ignoring the ratios", "    over, following", "    log_ratios = 0 * log_ratios; over, following"),
+        ("leaving rho or c out", "gamma * c[t] *", "gamma *"),
+        ("taking V(s_{t+1})", "targets[t] += x * ~over[t]", "pass"),
+        ("returning the corrections", "values + corrections", "corrections"),
+        ("exchanging rho_clip", "    over, following", "    rho_clip, c_clip = c_clip, rho_clip; over, following"),
+        ("taking rho_clip for both", "    over, following", "    c_clip = rho_clip; over, following"),
+        ("taking c_clip for both", "    over, following", "    rho_clip = c_clip; over, following"),
+        (
+            "not looking at the ends",
+            "    over, following",
+            "    terminated = truncated = terminated & False; over, following",
+        ),
+        ("bootstrapping from the value", "next_values * ~terminated", "next_values * 1"),
+        ("carrying corrections back over the end", "terminated | truncated", "truncated"),
+        ("treating truncation as death", "next_values * ~terminated", "next_values * ~(terminated | truncated)"),
+        ("carrying corrections back over a trunc", "terminated | truncated", "terminated"),
+        ("adding the next row's correction", "targets[t] += x * ~over[t]", "targets[t] += x * ~terminated[t]"),
+    ],
+    "masked": [
+        ("ignoring the mask", LOGITS, "pass"),
+        (
+            "masking probabilities without",
+            LOGITS,
+            "pass",
+            "[part.log_softmax(-1)",
+            "[part.log_softmax(-1) if mask is None else (part.softmax(-1) * mask).log()",
+        ),
+        ("setting logits of invalid", "-1e30", "0"),
+        ("taking the mask the wrong way", "~mask", "mask"),
+        ("adding 0 x log 0", "-1e30", "-math.inf"),
+        ("ignoring the mask in the entropy", LOGITS, f"self.raw = logits; {LOGITS}", ENTROPY, RAW_ENTROPY),
+        ("forgetting the minus sign", "[-(p.exp()", "[(p.exp()"),
+        ("taking logarithms to the base 2", ".sum(-1) for", ".sum(-1) / math.log(2) for"),
+        (
+            "one softmax over all",
+            "[part.log_softmax(-1) for part in logits.split(sizes, -1)]",
+            "list(logits.log_softmax(-1).split(sizes, -1))",
+        ),
+        ("losing a factor", "torch.stack(parts).sum(0)\n\ndef entropy", "parts[0]\n\ndef entropy"),
+        ("letting a state pass", "check_masks(mask.numpy(), sizes)", "pass"),
+    ],
+    "replay": [
+        ("storing obs as next_obs", "next_obs[i], terminated", "obs[i], terminated"),
+        ("exchanging obs", "    slots = []", "    obs, next_obs = next_obs, obs; slots = []"),
+        ("counting steps instead", "min(self.size + 1, self.capacity)", "self.size + (i == 0)"),
+        ("letting size grow", "min(self.size + 1, self.capacity)", "self.size + 1"),
+        ("keeping the oldest", "if reset_rows[i]:", "if reset_rows[i] or self.size == self.capacity:"),
+        (
+            "beginning at slot 0",
+            "    slots = []",
+            "    self.position *= self.position + len(obs) <= self.capacity; slots = []",
+        ),
+        ("storing the reset row", "if reset_rows[i]:", "if False:"),
+        ("leaving a gap", "            continue", "            self.position += 1; continue"),
+        ("storing truncation", "next_obs[i], terminated[i]", "next_obs[i], terminated[i] or truncated[i]"),
+        ("drawing from slots that", "rng.integers(0, self.size,", "rng.integers(0, self.capacity,"),
+        ("never drawing one", "rng.integers(0, self.size,", "rng.integers(1, self.size,"),
+        (
+            "drawing without replacement",
+            "rng.integers(0, self.size, batch_size)",
+            "rng.permutation(self.size)[:batch_size]",
+        ),
+        ("handing out more", "batch_size > self.size", "False"),
+    ],
+    "dqn-target": DQN_MISTAKES,
+    "double-dqn": [
+        *DQN_MISTAKES,
+        ("taking no notice", "if online_q is None:", "if True:"),
+        (
+            "exchanging the networks",
+            "    alive = ",
+            "    if online_q is not None:\n        target_q, online_q = online_q, target_q\n    alive = ",
+        ),
+        ("letting the online network choose and", "future = target_q[", "future = online_q["),
+        ("bootstrapping after termination", "    return", "    alive = alive if online_q is None else 1\n    return"),
+    ],
+    "td3-target": [
+        ("not clipping the noise", "noise.clip(-clip, clip)", "noise"),
+        ("not clipping the action", ".clip(-1, 1)", ""),
+        ("clipping the action by", ".clip(-1, 1)", ".clip(-clip, clip)"),
+        ("forgetting the noise", "(actions + noise)", "actions"),
+        ("taking the higher", "next_values.min(0)", "next_values.max(0)"),
+        ("taking the mean of both", "next_values.min(0).values", "next_values.mean(0)"),
+        ("taking the first critic", "next_values.min(0).values", "next_values[0]"),
+        ("bootstrapping after", "(1 - terminated.float()) * future", "future"),
+        (
+            "removing the reward",
+            "rewards + gamma * (1 - terminated.float()) * future",
+            "(rewards + gamma * future) * ~terminated",
+        ),
+        ("forgetting the discount", "gamma * (1", "(1"),
+    ],
+    "polyak": [
+        (
+            "not changing the target",
+            "target.mul_(1 - tau).add_(tau * source)",
+            "target = (1 - tau) * target + tau * source",
+        ),
+        ("exchanging tau", "    target.mul_", "    tau = 1 - tau; target.mul_"),
+        ("moving the source", "    target.mul_", "    target, source = source, target; target.mul_"),
+        ("adding a share", ".mul_(1 - tau)", ""),
+        (
+            "letting target and source share",
+            "    target.mul_(1 - tau).add_(tau * source)",
+            "    _ = target.set_(source) if tau == 1 else target.lerp_(source, tau)",
+        ),
+    ],
+    "es-update": [
+        ("putting all candidates", "for eps in noise for sign in (1, -1)", "for sign in (1, -1) for eps in noise"),
+        ("forgetting sigma", "sign * sigma * eps", "sign * eps"),
+        ("leaving out the candidates", "for sign in (1, -1)", "for sign in (1,)"),
+        ("forgetting theta", "[theta + sign", "[sign"),
+        ("dividing by the number of pairs", "len(fitnesses) * sigma", "len(noise) * sigma"),
+        ("forgetting to divide by sigma", "len(fitnesses) * sigma", "len(fitnesses)"),
+        ("dividing by sigma squared", "len(fitnesses) * sigma", "len(fitnesses) * sigma**2"),
+        ("forgetting to divide by the number", "(len(fitnesses) * sigma)", "sigma"),
+        ("leaving out the candidates", "[noise, -noise]", "[noise, 0 * noise]"),
+        (
+            "pairing the first half",
+            "np.stack([noise, -noise], 1).reshape(-1, noise.shape[1])",
+            "np.concatenate([noise, -noise])",
+        ),
+        ("the wrong sign", "[noise, -noise]", "[-noise, noise]"),
+    ],
+    "ranks": [
+        (
+            "returning the order",
+            "    below =",
+            "    return np.argsort(returns) / (len(returns) - 1) - 0.5\n    below =",
+        ),
+        ("ranking the best lowest", "returns[:, None] > returns", "returns[:, None] < returns"),
+        ("spreading them from 0", "- 1) - 0.5", "- 1)"),
+        ("spreading them from -1", "(len(returns) - 1) - 0.5", "(len(returns) - 1) * 2 - 1"),
+        ("dividing by N instead", "(len(returns) - 1)", "len(returns)"),
+        (
+            "ranking equal returns by",
+            "    below =",
+            "    return np.argsort(np.argsort(returns)) / (len(returns) - 1) - 0.5\n    below =",
+        ),
+        ("giving equal returns the lowest", "(equal - 1) / 2", "0"),
+        ("taking the sample deviation", "returns.std()", "returns.std(ddof=1)"),
+        ("dividing by the variance", "returns.std()", "returns.var()"),
+        ("forgetting to take away", "(returns - returns.mean())", "returns"),
+        ("not counting from", "returns - base, 0", "returns, 0"),
+        ("not looking at the elite", "if n == len(returns)", "if True"),
+        ("counting from the worst", "[::-1][n]", "[::-1][n - 1]"),
+    ],
+    "ppod-anneal": [
+        ("dividing by the number of value demos", 'self.args.anneal_by == "capacity"', "False"),
+        ("lowering rho", "self.rho +=", "self.rho -="),
+        ("leaving phi", "self.phi = ", "phi = "),
+        ("taking a share of phi as it is", "self.args.phi / room", "self.phi / room"),
+        ("letting rho grow", "self.rho = min(self.rho, self.args.rho + self.args.phi)", "pass"),
+        ("moving probability although", "if not self.value_demos:", "if False:"),
+        ("dividing by the room although", 'self.args.anneal_by == "capacity"', "True"),
+    ],
+    "ppod-priorities": [
+        ("forgetting alpha", "v**alpha", "v"),
+        ("taking the softmax", "    if v.min()", "    return np.exp(v) / np.exp(v).sum()\n    if v.min()"),
+        (
+            "taking the softmax of alpha",
+            "    if v.min()",
+            "    return np.exp(alpha * v) / np.exp(alpha * v).sum()\n    if v.min()",
+        ),
+        (
+            "forgetting to divide by the sum",
+            "    v = v / v.max()\n    p = v**alpha\n    return p / p.sum()",
+            "    return v**alpha",
+        ),
+        ("taking 1 / alpha", "v**alpha", "v ** (1 / alpha)"),
+        ("squaring negative", "v = v - v.min()", "pass"),
+        ("taking negative values", "v = v - v.min()", "v = v.clip(0)"),
+        ("dividing 0 by 0", "if v.max() == 0:", "if False:"),
+        ("raising large numbers", "v = v / v.max()", "pass"),
+    ],
+    "value-norm": [
+        ("not dividing by the weight", "self.weight.item() or 1.0", "1.0"),
+        ("taking the mean square", " - mean**2", ""),
+        (
+            "exchanging beta",
+            "self.beta * average + (1 - self.beta) * new",
+            "(1 - self.beta) * average + self.beta * new",
+        ),
+        ("remembering the last batch", "self.beta * average + (1 - self.beta) * new", "new"),
+        ("weighing all returns alike", "self.beta * average + (1 - self.beta) * new", "average + new"),
+        ("returning the variance", "variance**0.5", "variance"),
+        ("a deviation of 0", "max(variance, 0.01)", "max(variance, 0.0)"),
+        ("denormalising in the wrong order", "mean + std * values", "(mean + values) * std"),
+        ("exchanging normalize", "normalize, denormalize\n", "denormalize, normalize\n"),
+    ],
+    "chunks": [
+        (
+            "putting one chunk after",
+            "for k in range(length) for s, t in part",
+            "for s, t in part for k in range(length)",
+        ),
+        ("cutting across streams", "x[t + k, s]", "x.reshape(T * S, -1)[s * T + t + k]"),
+        ("numbering the chunks time", PLACES, "[(s, t) for t in range(0, T, length) for s in range(S)]"),
+        ("giving every chunk the state of", "[states[t, s]", "[states[0, s]"),
+        ("giving the state after", "[states[t, s]", "[states[t + length - 1, s]"),
+        (
+            "giving a state for each row",
+            "[states[t, s] for s, t in part]",
+            "[states[t, s] for s, t in part for _ in range(length)]",
+        ),
+        ("losing the steps", "if T % length != 0:", "T -= T % length\n    if False:"),
+    ],
+}
+
+
+def wrong_solution(name, changes):
+    """SOUND[name] with these changes; each text that is to be changed stands in it once."""
+    source = SOUND[name]
+    for old, new in zip(changes[::2], changes[1::2]):
+        assert source.count(old) == 1, (name, old)
+        source = source.replace(old, new)
+    return source
+
+
+def solved(name, solution):
+    """The blanked copy for an exercise, with a solution below it, which takes the place of the blanks."""
+    return start.working_copy(EXERCISES[name]) + solution
+
+
+# -------------------------------------------------------------------------------------------------------- exercises
+
+
+def test_the_table_has_what_it_should():
+    """Fails if a script has no exercise or no hunt, or an exercise no known mistakes."""
+    scripts = {f"{name}.py" for name in "ppo ppo_masked ppod dqn ddpg_td3 es qlearning mappo".split()}
+    assert {e.script for e in EXERCISES.values()} >= scripts and {h.script for h in HUNTS.values()} >= scripts
+    assert len(EXERCISES) >= 16 and len(HUNTS) >= 10
+    for task in [*EXERCISES.values(), *HUNTS.values()]:
+        assert task.name.replace("-", "").isalnum() and 1 <= task.difficulty <= 3 and task.minutes > 0
+    assert all(any(case.mistakes for case in e.cases) for e in EXERCISES.values())
+    assert SOUND.keys() == WRONG.keys() == EXERCISES.keys()
+
+
+@every_exercise
+def test_the_original_gives_the_expected_numbers(name):
+    """Fails if a script has changed what it computes, or if a number in the table is wrong."""
+    with check.loaded(ROOT / EXERCISES[name].script) as module:
+        assert check.judge_numbers(EXERCISES[name], module) is None
+
+
+@every_exercise
+def test_another_solution_gives_the_expected_numbers(name, tmp_path):
+    """Fails if a check wants the script's own way of writing it."""
+    with module_of(tmp_path, EXERCISES[name].script, solved(name, SOUND[name])) as module:
+        assert check.judge_numbers(EXERCISES[name], module) is None
+
+
+@every_exercise
+def test_the_blanked_copy_fails_at_the_first_step(name, tmp_path):
+    """Fails if a blank is not noticed: also if it is the only one, the others having been filled in."""
+    exercise, original = EXERCISES[name], source_of(EXERCISES[name].script)
+    for blanks in [exercise.blanks, *([blank] for blank in exercise.blanks)]:
+        one = forms.Exercise(**vars(exercise) | {"blanks": blanks})
+        with module_of(tmp_path, exercise.script, start.blanked(original, one)) as module:
+            first, *others = check.grade(exercise, module)
+        assert f"NotImplementedError: exercise: {name}: write " in first.problem
+        assert any(blank in first.problem for blank in blanks)
+        assert [step.reached for step in others] == [False, False]
+
+
+@every_exercise
+def test_a_blanked_copy_is_the_script_but_for_the_blanks(name):
+    """Fails if a signature, a docstring, a comment or anything else outside of the bodies is lost or changed."""
+    exercise, original = EXERCISES[name], source_of(EXERCISES[name].script)
+    copy = start.working_copy(exercise)
+    before, after = start.definitions(original), start.definitions(copy)
+    assert before.keys() == after.keys()
+    rest, cut = original.splitlines(keepends=True), copy.splitlines(keepends=True)
+    for blank in sorted(exercise.blanks, key=lambda blank: -before[blank].lineno):
+        old, new = before[blank], after[blank]
+        assert ast.unparse(old.args) == ast.unparse(new.args) and ast.get_docstring(old) == ast.get_docstring(new)
+        assert [type(node) for node in new.body[ast.get_docstring(new) is not None :]] == [ast.Raise]
+        for lines, node in ((rest, old), (cut, new)):
+            first, last = start.body_span(lines, node)
+            del lines[first:last]
+    assert rest == cut
+
+
+HAND_MADE = '''
+def f(
+    a=(1, 2),  # kept
+):
+    # gone
+    return a  # gone
+
+
+# kept
+class C:
+    def g(self):
+        """Kept,
+        both lines."""
+        # gone
+        x = 1
+
+        return x
+
+    # kept
+    h = 3
+'''
+HAND_MADE_BLANKED = '''
+def f(
+    a=(1, 2),  # kept
+):
+    # Exercise e: write it
+    raise NotImplementedError("exercise: e: write f")
+
+
+# kept
+class C:
+    def g(self):
+        """Kept,
+        both lines."""
+        raise NotImplementedError("exercise: e: write C.g")
+
+    # kept
+    h = 3
+'''
+
+
+def test_a_body_begins_below_signature_and_docstring():
+    """Hand-made: a signature over several lines, with and without docstring, comments within and around."""
+    exercise = forms.Exercise("e", "", "s.py", ("f", "C.g"), 1, 1, "write it", [], None, None)
+    assert start.blanked(HAND_MADE, exercise) == HAND_MADE_BLANKED
+
+
+def test_a_name_that_is_gone_is_told():
+    exercise = forms.Exercise("e", "", "s.py", ("f", "C.other"), 1, 1, "write it", [], None, None)
+    with pytest.raises(forms.BadInput, match="s.py has no C.other any more"):
+        start.blanked(HAND_MADE, exercise)
+
+
+@pytest.mark.parametrize(
+    "where, old, message", [("f", "kept", ""), ("f", "gone", "2 times"), ("C.g", "h = 3", "0 times")]
+)
+def test_a_bug_is_planted_where_its_text_stands_once(where, old, message):
+    """Only the lines of the named function count: "kept" stands all over the file, but once in f."""
+    hunt = forms.Hunt("hunt-0", "s.py", 1, 1, "", None, forms.Plant(where, old, "other"))
+    if message:
+        with pytest.raises(forms.BadInput, match=f"stands {message}, not once in {where}"):
+            start.planted(HAND_MADE, hunt)
+    else:
+        assert start.planted(HAND_MADE, hunt) == HAND_MADE.replace("# kept\n):", "# other\n):")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_known_mistake_is_named(name, tmp_path):
+    """Fails if a mistake passes, or is taken for another; or if there is a message that no mistake leads to."""
+    exercise, reached = EXERCISES[name], set()
+    with module_of(tmp_path, exercise.script, solved(name, SOUND[name])) as module:
+        for beginning, *changes in WRONG[name]:
+            exec(wrong_solution(name, changes), vars(module))
+            judged = ((i, check.judge_case(case, module)) for i, case in enumerate(exercise.cases))
+            i, problem = next(((i, problem) for i, problem in judged if problem), (None, "passed"))
+            assert f"This is what one gets by {beginning}" in problem, (beginning, changes, problem)
+            reached |= {(i, message) for message in exercise.cases[i].mistakes if f"gets by {message}." in problem}
+    assert reached == {(i, message) for i, case in enumerate(exercise.cases) for message in case.mistakes}
+
+
+trained = {}  # runs of originals, which several exercises share
+
+
+@pytest.mark.slow
+@every_exercise
+def test_the_original_passes_every_step(name, monkeypatch):
+    """Fails if a probe or a threshold asks for more than the script can do."""
+    train = check.train
+
+    def once(module, **settings):
+        key = module.__file__, repr(sorted(settings.items()))
+        if key not in trained:
+            trained[key] = train(module, **settings)
+        return trained[key]
+
+    monkeypatch.setattr(check, "train", once)
+    with check.loaded(ROOT / EXERCISES[name].script) as module:
+        assert [step.problem for step in check.grade(EXERCISES[name], module)] == [None, None, None]
+
+
+# -------------------------------------------------------------------------------------------------------------- hunts
+
+
+def judge_hunt(name, source, folder):
+    """What the hunt's check says of a source; an error in it is one of the test."""
+    with module_of(folder, HUNTS[name].script, source) as module:
+        return HUNTS[name].check(module, lambda **settings: check.train(module, **settings))
+
+
+LONG = {"hunt-3", "hunt-6", "hunt-7", "hunt-9"}  # whose checks train for a second or more
+hunts_by_length = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in HUNTS]
+
+
+@pytest.mark.parametrize("name", hunts_by_length)
+def test_the_planted_copy_runs_and_is_found_out(name, tmp_path):
+    """Fails if the text to change has gone from the script, if the copy crashes, or if the bug does no harm."""
+    source = start.working_copy(HUNTS[name])
+    assert sum(a != b for a, b in zip(source_of(HUNTS[name].script).splitlines(), source.splitlines())) == 1
+    assert judge_hunt(name, source, tmp_path)
+
+
+@pytest.mark.parametrize("name", hunts_by_length)
+def test_the_sound_script_passes_a_hunt(name, tmp_path):
+    """Fails if a check finds fault with a script that has none."""
+    assert judge_hunt(name, source_of(HUNTS[name].script), tmp_path) is None
+
+
+def test_a_hunt_is_solved_by_behaviour(tmp_path):
+    """A bug mended in other words than the script's own is mended."""
+    source = start.working_copy(HUNTS["hunt-5"])
+    mended = source.replace("pg_loss + args.ent_coef * entropy", "pg_loss + (-entropy) * args.ent_coef")
+    assert mended != source and judge_hunt("hunt-5", mended, tmp_path) is None
+
+
+def test_hints_and_messages_do_not_tell(tmp_path):
+    """Fails if the hint of a hunt names the place of its bug."""
+    for hunt in HUNTS.values():
+        assert hunt.plant.where.split(".")[-1] not in hunt.hint.split(), hunt.name
+        assert hunt.plant.old not in hunt.hint and hunt.plant.new not in hunt.hint
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+
+
+def test_from_the_list_to_a_solved_exercise(tmp_path):
+    """start.py and check.py as a student runs them, with messages and exit codes."""
+    listing = run(tmp_path, ROOT / "exercises/start.py")
+    assert listing.returncode == 0 and all(name in listing.stdout for name in [*EXERCISES, *HUNTS])
+    begun = run(tmp_path, ROOT / "exercises/start.py", "td-targets")
+    assert begun.returncode == 0 and f"my_work{os.sep}qlearning.py" in begun.stdout, begun.stderr
+    copy = tmp_path / "my_work/qlearning.py"
+    assert copy.read_text() == start.working_copy(EXERCISES["td-targets"])
+    judged = run(tmp_path, ROOT / "exercises/check.py", "td-targets")
+    assert judged.returncode == 1 and "step 1 of 3, fixed numbers: FAILED" in judged.stdout
+    assert "NotImplementedError: exercise: td-targets: write sarsa_target" in judged.stdout
+    assert "step 2" not in judged.stdout
+
+    copy.write_text(copy.read_text() + SOUND["td-targets"])
+    judged = run(tmp_path, ROOT / "exercises/check.py", "td-targets", "--json", "results.json")
+    assert judged.returncode == 0 and "td-targets is solved" in judged.stdout, judged.stdout
+    tests = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert [(test["score"], test["max_score"], test["status"]) for test in tests] == [
+        (50, 50, "passed"),
+        (20, 20, "passed"),
+        (30, 30, "passed"),
+    ]
+    assert all(test["name"].startswith("td-targets: ") and test["output"] for test in tests)
+    again = run(tmp_path, ROOT / "exercises/start.py", "q-learning")
+    assert again.returncode == 2 and "--force" in again.stderr and SOUND["td-targets"] in copy.read_text()
+    again = run(tmp_path, ROOT / "exercises/start.py", "q-learning", "--force")
+    assert again.returncode == 0 and copy.read_text() == start.working_copy(EXERCISES["q-learning"])
+    assert SOUND["td-targets"] in (tmp_path / "my_work/qlearning.py.bak").read_text()
+
+
+def call(module, monkeypatch, folder, *arguments):
+    """main() of a module in this process, in a folder. Returns its exit code; BadInput is raised."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+    return module.main()
+
+
+def test_bad_input_gets_one_line(tmp_path):
+    """Exit code 2, one plain line, no traceback."""
+    for command, words in [
+        (["start.py", "gea"], "there is no exercise gea; did you mean gae"),
+        (["check.py", "gae"], "begin with python exercises/start.py gae"),
+    ]:
+        done = run(tmp_path, ROOT / "exercises" / command[0], *command[1:])
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    "program, arguments, words",
+    [
+        ("start", ["hunt-99"], "there is no exercise hunt-99; did you mean hunt-9"),
+        ("start", ["xyzzy"], "^there is no exercise xyzzy$"),
+        ("check", ["--up-to", "1", "gea"], "did you mean gae"),
+        ("check", ["gae", "--work", "elsewhere"], "there is no elsewhere"),
+        ("release", ["gae", "--out", "full"], "full holds something already"),
+        ("release", ["gae", "clipp"], "did you mean .*clip"),
+        ("release", ["gae", "hunt-5"], "gae and hunt-5 are all about ppo.py"),
+        ("release", ["gae", "masked"], "ppo_masked.py holds the solution of gae, compute_gae"),
+        ("release", ["hunt-3", "td3-target"], "ddpg_td3.py holds the solution of hunt-3, polyak"),
+        ("start", ["gae", "--work", "full/file"], "cannot write"),
+        ("check", ["gae", "--work", "empty", "--json", "no/folder.json"], "cannot write no/folder.json"),
+    ],
+)
+def test_what_can_be_mended_is_told(program, arguments, words, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/ppo.py").write_text("")
+    with pytest.raises(forms.BadInput, match=words):
+        call({"start": start, "check": check, "release": release}[program], monkeypatch, tmp_path, *arguments)
+    assert not (tmp_path / "handout").exists()
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("def f(:\n    pass\n", "ppo.py, line 1: invalid syntax"),
+        ("x = 1\nx = y\n", "ppo.py, line 2, in <module> cannot be imported: NameError: name 'y'"),
+        ("import there_is_none\n", "ppo.py needs there_is_none: pip install"),
+        ("import sys\nsys.exit(3)\n", "line 2, in <module> cannot be imported: SystemExit: 3"),
+        (b"x = '\xff'\n", "cannot read"),
+    ],
+)
+def test_a_file_that_cannot_be_imported(source, words, tmp_path, monkeypatch):
+    """One line that says where; with --json the results say it too, for Gradescope wants results in any case."""
+    (tmp_path / "my_work").mkdir()
+    (tmp_path / "my_work/ppo.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    before = sys.modules.get("ppo")
+    with pytest.raises(forms.BadInput, match=words) as error:
+        call(check, monkeypatch, tmp_path, "gae", "--json", "results.json")
+    assert "\n" not in str(error.value) and sys.modules.get("ppo") is before
+    (test,) = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert test["score"] == 0 and test["max_score"] == 100 and test["output"] == str(error.value)
+
+
+def solution(name, tmp_path, text):
+    """(the first failing Step of the copy with this solution, …)"""
+    with module_of(tmp_path, EXERCISES[name].script, solved(name, text)) as module:
+        return list(check.grade(EXERCISES[name], module, up_to=1))
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ("    return advantages, advantages + values", "    pass", "Is there a return missing"),
+        ("rewards[t] + gamma", "rewards[t] + gama", "compute_gae: NameError: name 'gama' is not defined"),
+        ("return advantages, advantages", "return advantages[:, 0], advantages", "yours is (2, 3"),
+        ("delta + gamma", "delta + 0.3 * gamma", "yours:    [[["),
+    ],
+)
+def test_what_a_student_is_told(old, new, words, tmp_path):
+    """Errors come with line and function, shapes are named, and unknown mistakes show both numbers."""
+    first, *others = solution("gae", tmp_path, wrong_solution("gae", [old, new]))
+    assert words in first.problem and "Look next at" in first.problem and not any(step.reached for step in others)
+    assert "This is what one gets by" not in first.problem
+
+
+def test_a_loop_without_end_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setitem(check.LIMITS, 1, 0.5)
+    endless = "    while gamma:\n        gamma += 1\n    dead, over"
+    first, *_ = solution("gae", tmp_path, wrong_solution("gae", ["    dead, over", endless]))
+    assert "given up after 0.5 seconds. Is there a loop that never ends?" in first.problem
+
+
+def test_steps_that_were_not_asked_for_score_nothing(tmp_path):
+    first, second, third = solution("gae", tmp_path, SOUND["gae"])
+    assert first.problem is None and not second.reached and not third.reached
+    assert [check.as_test(EXERCISES["gae"], step)["score"] for step in (first, second, third)] == [50, 0, 0]
+    assert check.as_test(EXERCISES["gae"], second)["output"] == "was not asked for"
+
+
+def test_probe_and_learning_can_fail(tmp_path):
+    """Right numbers are not enough: a solution that is right for three rows only fails later, and is told so."""
+    broken = SOUND["gae"].replace(
+        "    dead, over", "    next_values = next_values if len(rewards) == 3 else 0 * values\n    dead, over"
+    )
+    exercise = EXERCISES["gae"]
+    with module_of(tmp_path, exercise.script, solved("gae", broken)) as module:
+        assert check.judge_numbers(exercise, module) is None
+        assert "its state is worth 1 + 0.5 + 0.25" in check.judge_probe(exercise, module)
+        hard = forms.Exercise(
+            **vars(exercise) | {"learn": forms.Learn({"env_id": "CartPole-v1", "total_timesteps": 300}, 499)}
+        )
+        assert "needed are 499" in check.judge_learning(hard, module)
+
+
+# ------------------------------------------------------------------------------------------------------------ handouts
+
+
+def bodies(task):
+    """The lines of code that a student has to find: those that are longer than a name or two, bare of comments."""
+    source = source_of(task.script)
+    if task.name in HUNTS:
+        return [task.plant.old.split("  #")[0]]
+    lines, nodes = source.splitlines(keepends=True), start.definitions(source)
+    found = []
+    for name in task.blanks:
+        first, last = start.body_span(lines, nodes[name])
+        found += [line.split("  #")[0].strip() for line in lines[first:last]]
+    return [line for line in found if len(line) > 30]
+
+
+@pytest.mark.parametrize("names", [["gae", "clip", "hunt-3"], ["ppod-priorities", "value-norm", "hunt-1"], ["hunt-14"]])
+def test_a_handout_holds_no_solution(names, tmp_path):
+    """Fails if a line of a solution, the place of a bug or another exercise's check is in any of its files."""
+    out, tasks = release.release(names, tmp_path / "handout"), [forms.find(name) for name in names]
+    files = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.is_file()}
+    assert files.keys() == {*"README.md check.py forms.py hunts.py probes.py requirements.txt tasks.py".split()} | {
+        task.script for task in tasks
+    }
+    for task in tasks:
+        assert bodies(task)
+        for line in bodies(task):
+            assert not any(line in text for text in files.values()), line
+        if task.name in HUNTS:
+            code = start.definitions(files[task.script])[task.plant.where]
+            assert task.plant.new.split("  #")[0] in ast.get_source_segment(files[task.script], code)
+            assert not any(task.plant.new in files[name] for name in ("tasks.py", "hunts.py", "README.md"))
+            assert task.hint.split()[0] in files["README.md"]
+    others = {*EXERCISES, *HUNTS} - {*names}
+    table = files["tasks.py"] + files["hunts.py"]
+    assert not any(f"exercise('{name}'" in table or f"hunt('{name}'" in table for name in others)
+    assert "Plant(" not in table and "#" not in table
+    assert all(f"python check.py {name}" in files["README.md"] for name in names)
+
+
+def test_a_handout_has_the_requirements_of_its_scripts(tmp_path):
+    out = release.release(["chunks", "epsilon-greedy"], tmp_path / "handout")
+    lines = (out / "requirements.txt").read_text().splitlines()
+    assert [
+        line.split("==")[0].split("[")[0] for line in lines
+    ] == "gymnasium matplotlib moviepy mpe2 numpy torch tqdm tyro".split()
+    pinned = (ROOT / "requirements.txt").read_text()
+    assert all(line in pinned for line in lines)
+
+
+def test_a_handout_stands_alone(tmp_path):
+    """Copied away from the repository, its checks run, fail on what was handed out, and pass what was solved."""
+    release.release(["epsilon-greedy", "ppod-anneal"], tmp_path / "made")
+    folder = shutil.copytree(tmp_path / "made", tmp_path / "away")
+    shutil.rmtree(tmp_path / "made")
+    judged = run(folder, "check.py", "epsilon-greedy", "ppod-anneal", "--json", "results.json")
+    assert judged.returncode == 1 and judged.stdout.count("NotImplementedError: exercise: ") == 2, judged.stderr
+    assert [test["score"] for test in json.loads((folder / "results.json").read_text())["tests"]] == [0] * 6
+    other = run(folder, "check.py", "gae")
+    assert other.returncode == 2 and "there is no exercise gae" in other.stderr
+    with (folder / "qlearning.py").open("a") as file:
+        file.write(SOUND["epsilon-greedy"])
+    judged = run(folder, "check.py", "epsilon-greedy")
+    assert judged.returncode == 0 and "epsilon-greedy is solved" in judged.stdout, judged.stdout + judged.stderr
+
+
+@pytest.mark.slow
+@every_exercise
+def test_the_checks_of_every_handout_can_run(name, tmp_path):
+    """Fails if something that a check needs is not handed out: the original passes its first two steps there."""
+    out = release.release([name], tmp_path / "handout")
+    shutil.copy(ROOT / EXERCISES[name].script, out)
+    judged = run(out, "check.py", name, "--up-to", "2" if name in ("ppod-priorities", "chunks") else "1")
+    assert judged.returncode == 0, judged.stdout + judged.stderr
