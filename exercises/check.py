@@ -133,6 +133,11 @@ def short(x):
     return f"{x:.4f}".rstrip("0").rstrip(".") if abs(x) < 1e6 else f"{x:.4g}"
 
 
+def form(x):
+    """The shape of nested lists as text, or those of its parts where these differ."""
+    return " with ".join(map(form, x)) if None in shape(x) else str(shape(x))
+
+
 def matches(result, wrong, atol):
     """Whether a result is what a known mistake gives: its numbers, or what passes its test."""
     if not callable(wrong):
@@ -156,7 +161,7 @@ def judge_case(case, module):
         return None
     lines = [f"case: {case.what}", f"yours:    {short(result)}", f"expected: {short(case.expected)}"]
     if shape(result) != shape(case.expected):
-        lines.append(f"The shapes differ: yours is {shape(result)}, expected is {shape(case.expected)}.")
+        lines.append(f"The shapes differ: yours is {form(result)}, expected is {form(case.expected)}.")
     named = (message for message, wrong in case.mistakes.items() if matches(result, wrong, case.atol))
     if message := next(named, None):
         lines.append(f"This is what one gets by {message}.")
