@@ -481,15 +481,15 @@ def random_buffer(agents, args, rng, rows=30):
 class Twin:
     """MATD3 with a network of plain nn.Linear per agent, agent after agent, torch.optim.Adam, and deep copies."""
 
-    def __init__(self, agents, args):
+    def __init__(self, agents, args, anneal):
         self.agents, self.args, self.n = agents, args, agents.num_agents
         self.actors = [self.mlp(agents.actors, k) for k in range(len(agents.actors.biases[0]))]
         self.critics = [self.mlp(agents.critics, k) for k in range(len(agents.critics.biases[0]))]
         self.target_actors, self.target_critics = copy.deepcopy((self.actors, self.critics))
-        self.adam = {
-            "actor": torch.optim.Adam([p for x in self.actors for p in x.parameters()], args.actor_learning_rate),
-            "critic": torch.optim.Adam([p for x in self.critics for p in x.parameters()], args.critic_learning_rate),
-        }
+        self.adam = {}
+        for name, nets in (("actor", self.actors), ("critic", self.critics)):
+            parameters = [p for net in nets for p in net.parameters()]
+            self.adam[name] = torch.optim.Adam(parameters, anneal * getattr(args, f"{name}_learning_rate"))
 
     @staticmethod
     def mlp(nets, k):
@@ -591,10 +591,10 @@ def test_updates_equal_those_of_the_twin(name):
     for seed in range(3):
         agents, args, adam = make_agents(**dict(seed=seed, tau=0.1, actor_learning_rate=1e-2) | TWINS[name])
         rngs = [np.random.default_rng(seed) for _ in range(3)]
-        buffer, twin = random_buffer(agents, args, rngs[2]), Twin(agents, args)
+        buffer, twin = random_buffer(agents, args, rngs[2]), Twin(agents, args, 0.5)
         for number in range(1, 7):
             batch = buffer.sample(args.batch_size, rngs[2])
-            maddpg.update_agents(agents, adam, batch, number, 1, args, rngs[0])
+            maddpg.update_agents(agents, adam, batch, number, 0.5, args, rngs[0])
             twin.update(batch, number, rngs[1])
         assert rngs[0].bit_generator.state == rngs[1].bit_generator.state
         for kind in ("actors", "critics", "target_actors", "target_critics"):
@@ -807,6 +807,7 @@ def test_deaths_and_ends_are_stored(state_type):
         close(played.stored("terms")[took_part], terms[took_part])
         close(played.stored("share_obs")[:3, 0], [[10, 1, 0], [11, 1, 1], [12, 1, 2]])  # own observation, then state
         close(played.stored("share_obs")[:3, 1], [[110, 1, 0], [0, 0, 0], [0, 0, 0]])  # zeros once dead
+        close(played.stored("next_share_obs")[:3, 0], [[11, 1, 1], [12, 1, 2], [13, 1, 3]])
     # Observations are 100 for agent b, 10 per episode, 1 per step; zero for the dead.
     close(played.stored("obs")[..., 0], [[10, 110], [11, 0], [12, 0], [20, 120], [21, 121], [30, 130], [0, 131]])
     next_obs = [[11, 111], [12, 0], [13, 0], [21, 121], [22, 122], [31, 131], [0, 132]]
@@ -878,6 +879,7 @@ def test_what_is_next_is_the_true_successor():
         moved = next_obs[:, :, 2:4] - obs[:, :, 2:4]  # place; the velocity before says how far, in 0.1 s
         close(moved, 0.1 * obs[:, :, :2], 1e-5)
         close(played.stored("share_obs", env)[:, 0], obs.reshape(len(obs), -1))
+        close(played.stored("next_share_obs", env)[:, 0], next_obs.reshape(len(obs), -1))
     assert not np.allclose(played.buffer.rewards[:77, 0], played.buffer.rewards[:77, 1])
 
 
