@@ -111,7 +111,11 @@ def explained(error, module):
 
 
 def train(module, **settings):
-    """Run the student's script from beginning to end. Returns a Trained. All it prints is swallowed."""
+    """Run the student's script from beginning to end. Returns a Trained. All it prints is swallowed.
+
+    Only `settings` and the defaults of Args count, not the script's TUNED: its table may change, the checks must not.
+    """
+    getattr(module, "TUNED", {}).clear()
     quiet = contextlib.redirect_stdout(io.StringIO())
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, quiet, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -155,7 +159,7 @@ def judge_case(case, module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = plain(case.call(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"case: {case.what}\n{explained(error, module)}{look}"
     if close(result, case.expected, case.atol):
         return None
@@ -178,7 +182,7 @@ def judge_probe(task, module):
     judge = task.probe if isinstance(task, Exercise) else task.check
     try:
         return judge(module, lambda **settings: train(module, **settings))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return explained(error, module)
 
 
@@ -186,7 +190,7 @@ def judge_learning(task, module):
     """Step 3."""
     try:
         summary = train(module, **task.learn.settings).summary
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return explained(error, module)
     mean, std, least = summary["eval_return_mean"], summary["eval_return_std"], task.learn.threshold
     if mean - std >= least:

@@ -24,8 +24,8 @@ hunt(
     script="qlearning.py",
     difficulty=1,
     minutes=30,
-    hint="Environments whose episodes terminate are learnt as ever. Where a time limit ends them (MountainCar-v0), "
-    "values stay too small and jump from episode to episode, and the curve of the TD error does not go down.",
+    hint="Environments whose episodes terminate are learnt as ever. Where a time limit ends them, values stay too "
+    "small, and the values of states late in an episode jump up and down from one episode to the next.",
     check=check_clock,
     plant=Plant(
         "play_episode",
@@ -104,8 +104,8 @@ hunt(
     script="dqn.py",
     difficulty=1,
     minutes=25,
-    hint="The return rises earlier than it should, and then stays where it is: on MountainCar-v0, at -200 for ever. "
-    "--exploration-fraction makes no difference.",
+    hint="--exploration-fraction makes no difference. Whether the return rises at all is a matter of luck; on "
+    "MountainCar-v0, where the goal has to be found first, it stays at -200.",
     check=check_exploration,
     plant=Plant("train", "max(1, args.exploration_fraction * total)", "max(1, args.exploration_fraction)"),
 )
@@ -130,8 +130,8 @@ hunt(
     script="ppo.py",
     difficulty=1,
     minutes=20,
-    hint="The entropy in the lower panel falls to zero within a few rollouts, and a larger --ent-coef makes it fall "
-    "faster. The return stays where it then is.",
+    hint="With --ent-coef 0.1 the entropy in the lower panel falls to zero within a few rollouts, with 1 even faster. "
+    "The return stays where it then is.",
     check=check_bonus,
     plant=Plant("minibatch_gradient", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
 )
@@ -155,8 +155,8 @@ hunt(
     script="ppo.py",
     difficulty=3,
     minutes=60,
-    hint="CartPole-v1 is still learnt, if more slowly. Where the reward comes at the very end of an episode "
-    "(FrozenLake-v1), nothing is learnt at all: the curve stays flat.",
+    hint="Where the reward comes at the very end of an episode, as in FrozenLake-v1, nothing is learnt, and the "
+    "critic's values stay near 0. Where every step pays, as in CartPole-v1, the return still rises.",
     check=check_later,
     plant=Plant(
         "play",
@@ -206,8 +206,8 @@ hunt(
     script="ppo_masked.py",
     difficulty=2,
     minutes=45,
-    hint="No invalid action is ever taken, and yet Taxi-v4 is learnt several times more slowly than it should be. "
-    "approx_kl is large from the first rollout on, and clip_fraction with it.",
+    hint="No invalid action is ever taken. But approx_kl is large from the first rollout on, before the policy has "
+    "moved at all, and clip_fraction with it.",
     check=check_first_ratio,
     plant=Plant(
         "MaskableRolloutBuffer.minibatches",
@@ -240,8 +240,8 @@ hunt(
     script="ddpg_td3.py",
     difficulty=3,
     minutes=50,
-    hint="Pendulum-v1 is learnt, but on harder tasks value_mean swings up and down, and the critic's loss never "
-    "settles. --tau makes no difference to it.",
+    hint="The critic's values grow faster than they should, and value_mean and critic_loss swing together. --tau makes "
+    "no difference to them, though it should make a large one.",
     check=check_frozen_targets,
     plant=Plant(
         "update_networks",
@@ -271,8 +271,8 @@ hunt(
     script="es.py",
     difficulty=2,
     minutes=40,
-    hint="The curve wanders without going anywhere, whatever the environment, although candidates differ in their "
-    "returns and theta moves in every generation.",
+    hint="theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
+    "parameters the policy has, the less it rises.",
     check=check_uphill,
     plant=Plant(
         "make_candidates",
@@ -297,8 +297,8 @@ hunt(
     script="es.py",
     difficulty=2,
     minutes=40,
-    hint="On CartPole-v1 the mean return of the candidates is far above what evaluations say, all of them are nearly "
-    "as good, and the evaluations do not rise. Pendulum-v1 is learnt as ever.",
+    hint="On CartPole-v1 the mean return of the candidates is far above what the evaluations say, from the first "
+    "generation on, and all candidates seem to be nearly as good. On Pendulum-v1 nothing is wrong.",
     check=check_counting,
     plant=Plant("play_candidates", "np.add(returns, rewards, out=returns, where=playing)", "returns += rewards"),
 )
@@ -337,8 +337,8 @@ hunt(
     script="ppod.py",
     difficulty=3,
     minutes=60,
-    hint="With several demonstrations learning is nearly as fast as ever, with a single one it takes much longer, "
-    "although its replays can be seen in training_rows. clip_fraction is as it should be.",
+    hint="With several demonstrations it hardly shows. With a single one, its replays are played, as training_rows "
+    "says, but the policy does not take more from them than from its own episodes.",
     check=check_demonstrator,
     plant=Plant(
         "SequenceBuffer.evaluate",
@@ -366,8 +366,8 @@ hunt(
     script="ppod.py",
     difficulty=3,
     minutes=60,
-    hint="Long episodes are learnt as ever. The shorter episodes and demos are, the smaller and the more one-sided the "
-    "policy loss, and the slower the return rises; with --no-norm-adv there is no difference.",
+    hint="Long episodes are learnt as ever. The shorter episodes and demos are, the further policy_loss is from where "
+    "it should be in the first updates, near 0. With --no-norm-adv there is no difference.",
     check=check_reset_rows,
     plant=Plant(
         "sequence_gradient",
@@ -401,8 +401,8 @@ hunt(
     script="mappo.py",
     difficulty=2,
     minutes=45,
-    hint="With --no-value-norm the script learns as it should. With value norm, which ought to help, the value loss "
-    "does not go down, explained_variance stays near 0, and the return hardly rises.",
+    hint="With --no-value-norm nothing is wrong. With value norm, which ought to help, value_loss does not go down and "
+    "explained_variance stays low.",
     check=check_units,
     plant=Plant("CriticBuffer.compute_returns", "value_normalizer.denormalize(", "value_normalizer.normalize("),
 )
@@ -422,7 +422,7 @@ hunt(
     difficulty=3,
     minutes=60,
     hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0, "
-    "and games that need a memory are learnt late or not at all.",
+    "and it is the larger, the more episodes end in a rollout.",
     check=check_memory,
     plant=Plant("rollout", "states[i][forget] = 0", "states[i][run.reset_rows] = 0"),
 )

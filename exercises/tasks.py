@@ -17,7 +17,8 @@ from gymnasium import spaces
 
 # ------------------------------------------------------------------------------------------------------ qlearning.py
 
-CLIFF = Learn({"env_id": "CliffWalking-v1", "seed": 1}, -17.0)  # the shortest way is 13 steps long
+CLIFF = {"env_id": "CliffWalking-v1", "total_timesteps": 50_000, "learning_rate": 0.5, "anneal_lr": True, "gamma": 1.0,
+         "seed": 1}  # fmt: skip
 
 
 def shares(values, epsilon):
@@ -94,7 +95,7 @@ exercise(
         ),
     ],
     probe=probe_epsilon_greedy,
-    learn=CLIFF,
+    learn=Learn(CLIFF, -17.0),  # the shortest way has 13 steps
 )
 
 
@@ -184,7 +185,7 @@ exercise(
         ),
     ],
     probe=probe_q_learning,
-    learn=CLIFF,
+    learn=Learn(CLIFF, -17.0),
 )
 
 
@@ -245,12 +246,13 @@ exercise(
         ),
     ],
     probe=probe_td_targets,
-    learn=Learn({"env_id": "CliffWalking-v1", "algorithm": "double-q", "seed": 1}, -17.0),
+    learn=Learn(CLIFF | {"algorithm": "double-q"}, -17.0),
 )
 
 # ------------------------------------------------------------------------------------------------------------ ppo.py
 
-CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 60_000, "seed": 1}
+CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 60_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
+            "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "seed": 1}  # fmt: skip
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
 
@@ -678,6 +680,8 @@ exercise(
 
 # ----------------------------------------------------------------------------------------------------- ppo_masked.py
 
+TAXI = {"env_id": "Taxi-v4", "total_timesteps": 150_000, "num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98,
+        "ent_coef": 0.01, "seed": 1}  # fmt: skip
 DOORS = [[True, True, False]]  # the mask of logits 0, log 3, 5: probabilities 1/4, 3/4, 0
 
 
@@ -793,7 +797,7 @@ exercise(
         ),
     ],
     probe=probe_doors,
-    learn=Learn({"env_id": "Taxi-v4", "total_timesteps": 150_000, "seed": 1}, -60.0),
+    learn=Learn(TAXI, -60.0),
 )
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
@@ -801,8 +805,9 @@ exercise(
 SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
              "end_e": 0.3, "seed": 1}  # fmt: skip
-DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2, "tau": 0.01,
-                "target_network_frequency": 2, "n_step": 3, "exploration_fraction": 0.16, "end_e": 0.04,
+DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2,
+                "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64), "n_step": 3,
+                "target_network_frequency": 2, "tau": 0.01, "exploration_fraction": 0.16, "end_e": 0.04,
                 "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
 
 
@@ -1032,7 +1037,8 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------- ddpg_td3.py
 
-PENDULUM = {"env_id": "Pendulum-v1", "total_timesteps": 12_000, "batch_size": 128, "eval_every": 1_000,
+PENDULUM = {"env_id": "Pendulum-v1", "total_timesteps": 12_000, "batch_size": 128, "hidden_sizes": (64, 64),
+            "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "gamma": 0.98, "eval_every": 1_000,
             "stop_at_return": -250.0, "seed": 1}  # fmt: skip
 
 
@@ -1513,6 +1519,10 @@ exercise(
 # ---------------------------------------------------------------------------------------------------------- mappo.py
 
 
+SPREAD = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2}', "total_timesteps": 10_000,
+          "learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "seed": 1}  # fmt: skip
+
+
 def value_norm(*batches):
     """(mean, deviation) of a ValueNorm with beta 0.8 that has seen these batches."""
     return lambda m: seen(m, *batches).mean_and_std()
@@ -1592,9 +1602,7 @@ exercise(
         ),
     ],
     probe=probe_value_norm,
-    learn=Learn(
-        {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2}', "total_timesteps": 10_000, "seed": 1}, -60.0
-    ),
+    learn=Learn(SPREAD, -60.0),
 )
 
 
@@ -1691,14 +1699,5 @@ exercise(
         ),
     ],
     probe=probe_recall,
-    learn=Learn(
-        {
-            "env_id": "mpe2.simple_spread_v3",
-            "env_kwargs": '{"N": 2}',
-            "total_timesteps": 10_000,
-            "recurrent": True,
-            "seed": 1,
-        },
-        -75.0,
-    ),  # fmt: skip
+    learn=Learn(SPREAD | {"recurrent": True}, -60.0),
 )
