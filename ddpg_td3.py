@@ -65,13 +65,13 @@ ALGORITHMS = {
 }
 # Settings per environment, so far tried on few seeds. What the user gives wins.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
-FOUR = {"num_envs": 4, "train_frequency": 4}
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
-    "MountainCarContinuous-v0": SMALL | FOUR | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
-                                                "anneal_lr": True, "total_timesteps": 60_000},
-    "LunarLanderContinuous-v3": SMALL | {"num_envs": 8, "train_frequency": 4, "noise": "ou", "exploration_noise": 0.3,
-                                         "tau": 0.01, "learning_starts": 5_000, "total_timesteps": 300_000},
+    "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
+                                         "anneal_lr": True, "total_timesteps": 45_000},
+    "LunarLanderContinuous-v3": SMALL | {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8,
+                                         "gradient_steps": 4, "batch_size": 128, "gamma": 0.98, "anneal_lr": True,
+                                         "learning_starts": 10_000, "total_timesteps": 300_000},
     "HalfCheetah-v5": {"learning_starts": 25_000, "total_timesteps": 1_000_000},  # CleanRL's settings
 }  # fmt: skip
 

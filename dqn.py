@@ -59,15 +59,15 @@ ATARI = {"num_envs": 8, "learning_rate": 1e-4, "buffer_size": 1_000_000, "batch_
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "end_e": 0.01, "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
-    "CartPole-v1": {"num_envs": 4, "train_frequency": 256, "gradient_steps": 128, "learning_rate": 2.3e-3,
-                    "batch_size": 64, "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
+    "CartPole-v1": {"num_envs": 4, "train_frequency": 256, "gradient_steps": 128, "n_step": 3, "batch_size": 64,
+                    "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (256, 256), "total_timesteps": 50_000},
     "Acrobot-v1": {"num_envs": 8, "n_step": 3, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 8, "n_step": 3, "gamma": 0.98, "end_e": 0.07,
                        "target_network_frequency": 600, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
-    "LunarLander-v3": {"num_envs": 8, "train_frequency": 8, "gradient_steps": 4, "learning_rate": 6.3e-4,
-                       "target_network_frequency": 4, "tau": 0.005, "exploration_fraction": 0.12, "end_e": 0.02,
-                       "buffer_size": 200_000, "hidden_sizes": (256, 256), "total_timesteps": 300_000},
+    "LunarLander-v3": {"num_envs": 8, "n_step": 3, "target_network_frequency": 4, "tau": 0.005, "end_e": 0.03,
+                       "exploration_fraction": 0.5, "buffer_size": 200_000, "hidden_sizes": (128, 128),
+                       "total_timesteps": 300_000},
     # CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
