@@ -63,7 +63,7 @@ TUNED = {
                     "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (256, 256), "total_timesteps": 50_000},
     "Acrobot-v1": {"num_envs": 8, "n_step": 3, "exploration_fraction": 0.15, "total_timesteps": 100_000},
-    "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 8, "n_step": 3, "gamma": 0.98, "end_e": 0.07,
+    "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "n_step": 3, "gamma": 0.98, "end_e": 0.07,
                        "target_network_frequency": 600, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
     "LunarLander-v3": {"num_envs": 8, "n_step": 3, "target_network_frequency": 4, "tau": 0.005, "end_e": 0.03,
                        "exploration_fraction": 0.5, "buffer_size": 200_000, "hidden_sizes": (128, 128),
