@@ -836,7 +836,8 @@ def watch(monkeypatch, **args):
 
 def test_target_is_copied_at_exact_steps(tmp_path, monkeypatch):
     """Every 10 steps, with an update every 4, from step 4 on: at 10, 20, 30, 40. Fails for 20 and 40 alone."""
-    args = dict(num_envs=1, train_frequency=4, target_network_frequency=10, learning_starts=4, batch_size=4)
+    args = dict(num_envs=1, train_frequency=4, gradient_steps=1, target_network_frequency=10)
+    args |= dict(learning_starts=4, batch_size=4)
     updates, copies = watch(monkeypatch, total_timesteps=48, run_dir=str(tmp_path / "run"), **args)
     assert updates == list(range(4, 49, 4))
     assert copies == [10, 20, 30, 40]
@@ -855,7 +856,8 @@ def test_as_many_updates_with_several_environments(num_envs, tmp_path, monkeypat
 
 def test_tau_moves_the_target_part_of_the_way(tmp_path, monkeypatch):
     """Fails if the target does not move after each update where both periods are equal."""
-    args = dict(num_envs=1, train_frequency=4, target_network_frequency=4, learning_starts=4, batch_size=4, tau=0.5)
+    args = dict(num_envs=1, train_frequency=4, gradient_steps=1, target_network_frequency=4, tau=0.5)
+    args |= dict(learning_starts=4, batch_size=4)
     updates, copies = watch(monkeypatch, total_timesteps=48, run_dir=str(tmp_path / "run"), **args)
     assert copies == updates[:-1]
 
@@ -886,7 +888,7 @@ def test_reset_rows_are_not_stored(tmp_path, monkeypatch):
 SOURCE = Path(dqn.__file__).read_bytes()
 TIME_COLUMNS = ("seconds", "sps")
 SMALL = "--num-envs 2 --batch-size 16 --learning-starts 64 --hidden-sizes 16 --buffer-size 300".split()
-SMALL += "--target-network-frequency 50 --eval-episodes 2 --no-progress".split()
+SMALL += "--train-frequency 4 --gradient-steps 1 --target-network-frequency 50 --eval-episodes 2 --no-progress".split()
 EVERYTHING = "--dueling --n-step 3 --prioritized --tau 0.01 --normalize-obs".split()
 
 
@@ -969,7 +971,7 @@ def assert_same_run(one, other):
 
 def test_copied_alone_it_leaves_a_complete_run_folder(alone):
     """Fails if dqn.py imports a sibling, or if a part of the run folder or the last two lines are missing."""
-    done = shell(alone, *"--total-timesteps 2000 --eval-every 1000 --eval-episodes 3 --batch-size 32".split())
+    done = shell(alone, *"--total-timesteps 2000 --eval-every 1000 --eval-episodes 3 --train-frequency 4".split())
     (run,) = (alone / "runs").iterdir()
     assert run.name.startswith("CartPole-v1__dqn__1__")
     final = summary(run)
