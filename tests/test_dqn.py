@@ -667,7 +667,7 @@ SOLVE = dict(num_envs=8, learning_rate=1e-2, gamma=0.5, hidden_sizes=(16,), batc
 SOLVE |= dict(
     train_frequency=2, target_network_frequency=100, buffer_size=2_000, total_timesteps=3_000, eval_every=10**9
 )
-SOLVE |= dict(checkpoint_every=10**9, eval_episodes=8, progress=False, end_e=0.5)
+SOLVE |= dict(gradient_steps=1, checkpoint_every=10**9, eval_episodes=8, progress=False, end_e=0.5)
 OPTIONS = {
     "default": {},
     "plain": {"double": False},
@@ -1255,7 +1255,9 @@ def test_stacked_frames_learn(tmp_path):
 
 CARTPOLE = dict(env_id="CartPole-v1", num_envs=4, total_timesteps=12_000, train_frequency=4, batch_size=64, gamma=0.98)
 CARTPOLE |= dict(learning_rate=2e-3, target_network_frequency=100, hidden_sizes=(64, 64), exploration_fraction=0.2)
-CARTPOLE |= dict(learning_starts=500, eval_episodes=20, eval_every=10**9, checkpoint_every=10**9, progress=False)
+CARTPOLE |= dict(
+    gradient_steps=1, learning_starts=500, eval_episodes=20, eval_every=10**9, checkpoint_every=10**9, progress=False
+)
 
 
 @every_option
