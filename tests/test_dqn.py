@@ -117,9 +117,10 @@ def random_batch(size=16, actions=3, seed=0):
     return dqn.NStepTransitions(obs, chosen, 3 * rewards.float(), next_obs, terminated, discounts)
 
 
-def check_gradient(td_gradient, dueling=False, normalize_obs=False):
+def check_gradient(td_gradient, dueling=False, normalize_obs=False, autograd=False):
     """The gradient is that of the textbook's loss, written out for one transition at a time."""
     agent, target = (make_agent(seed=seed, dueling=dueling, normalize_obs=normalize_obs) for seed in (1, 2))
+    agent.fits_numpy = not autograd  # autograd: as for images, and on a GPU
     if normalize_obs:
         agent.obs_stats.update(np.random.default_rng(3).normal(2, 3, (50, 2)))
         target.obs_stats = agent.obs_stats
@@ -145,9 +146,10 @@ def check_gradient(td_gradient, dueling=False, normalize_obs=False):
 
 
 @pytest.mark.parametrize("more", [{}, {"dueling": True}, {"normalize_obs": True}], ids=["plain", "dueling", "normed"])
-def test_gradient_is_that_of_the_textbook(more):
-    """Fails if target and online network, weights, clipping or the mean are mixed up in the gradient."""
-    check_gradient(dqn.td_gradient, **more)
+@pytest.mark.parametrize("autograd", [False, True])
+def test_gradient_is_that_of_the_textbook(more, autograd):
+    """Fails if target and online network, weights, clipping or the mean are mixed up in the gradient, or a layer is."""
+    check_gradient(dqn.td_gradient, autograd=autograd, **more)
 
 
 def gradient_with(**changes):
