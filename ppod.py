@@ -63,10 +63,10 @@ from tqdm import tqdm
 DEMOS = Path(__file__).parent / "demos"
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": {
-        "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.3,
-        "max_episode_steps": 2560, "rho": 0.6, "phi": 0.0, "num_envs": 16, "hidden_sizes": (64,), "gru_size": 64,
-        "chunk_length": 16, "learning_rate": 1e-3, "anneal_lr": False, "norm_adv": False, "ent_coef": 0.001,
-        "total_timesteps": 590_000,
+        "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
+        "max_episode_steps": 2560, "sample_actions": True, "rho": 0.85, "phi": 0.0, "num_envs": 16, "recurrent": False,
+        "hidden_sizes": (128,), "chunk_length": 16, "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3,
+        "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000,
     },
     "MountainCar-v0": {
         "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"), "rho": 0.3,
@@ -97,6 +97,7 @@ class Args:
     torch_threads: int = 0  # 0: one (more fight over small matrices)
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    sample_actions: bool = False  # evaluations draw actions: with no memory, the likeliest ones may go round in circles
     capture_video: bool = False  # film an episode at each evaluation
     checkpoint_every: int = 0  # steps between checkpoints; 0: a twentieth of the run
     resume: str | None = None  # run folder to continue
@@ -474,6 +475,7 @@ class RecurrentAgent(nn.Module):
         self.leaves = list(self.parameters())
         self.flat = flatten_parameters(self.leaves)
         self.state = np.zeros((0, self.state_size), np.float32)  # of `act`
+        self.seed, self.rng = args.seed if args.sample_actions else None, None  # the same
         # Small matrices on a CPU: torch's overhead per call exceeds the arithmetic, so acting is done in NumPy, on the
         # memory of the parameters themselves. These are changed in place only: copy weights with load_state_dict.
         if self.device.type == "cpu":
@@ -559,13 +561,16 @@ class RecurrentAgent(nn.Module):
         return DiagonalGaussian(zeros, self.log_std.detach()).log_prob(zeros).item()
 
     def act(self, rows):
-        """What the deterministic policy does: NumPy rows (B, W + 1) -> actions as the environment takes them.
+        """What the policy does in evaluations: NumPy rows (B, W + 1) -> actions as the environment takes them.
 
-        It remembers the GRU's state from call to call, until a row says that an episode begins.
+        The most probable ones or, with --sample-actions, draws, each evaluation's with the same random numbers. It
+        remembers the GRU's state from call to call, until a row says that an episode begins.
         """
         if len(self.state) != len(rows):
             self.state = np.zeros((len(rows), self.state_size), np.float32)
-        actions, self.state = self.sample(rows, self.state)
+        if self.seed is not None and (self.rng is None or rows[:, -1].all()):
+            self.rng = np.random.default_rng(self.seed)
+        actions, self.state = self.sample(rows, self.state, self.rng)
         return to_env(actions, self.action_space)
 
 

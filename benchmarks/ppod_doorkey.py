@@ -4,7 +4,7 @@
     python benchmarks/ppod_doorkey.py --seeds          # only draw the figure again, from the saved results
 
 Every run is `python ppod.py --seed SEED` with the flags of its variant; plain PPO gets a million environment steps. The
-score is the mean return of 100 deterministic episodes of the final weights, on layouts that no training episode had.
+score is the mean return of 100 episodes of the final weights, actions drawn, on layouts that no training episode had.
 The curves are the mean returns of the last 100 training episodes. Each run is merged into
 benchmarks/results/ppod_doorkey.json as soon as it ends; the figure is ppod_doorkey.png.
 """

@@ -826,6 +826,23 @@ def test_act_remembers_and_forgets():
     assert not np.allclose(first[4], other[4]) and np.allclose(first[2], other[2])
 
 
+def test_evaluations_can_draw_actions():
+    """Logits (ln 3, 0): --sample-actions takes the first in 3 of 4 steps, anew at each start, else in all of them."""
+    for sample_actions in (False, True):
+        agent, _ = agent_of(action_space=spaces.Discrete(2), recurrent=False, sample_actions=sample_actions)
+        with torch.no_grad():
+            agent.actor.weight.zero_()
+            agent.actor.bias[:] = torch.tensor([math.log(3), 0])
+        starts = np.ones((10_000, 2), np.float32)
+        first, second, again = agent.act(starts), agent.act(starts * [1, 0]), agent.act(starts)
+        np.testing.assert_array_equal(first, again)
+        if sample_actions:
+            assert abs((first == 0).mean() - 0.75) < 0.02  # 4.6 standard deviations
+            assert abs((first == second).mean() - (0.75**2 + 0.25**2)) < 0.02  # independent
+        else:
+            assert (first == 0).all() and (second == 0).all()
+
+
 # --------------------------------------------------------------------------------------------------------- demo files
 
 CHAIN = "ppod_envs:DemoChain-v0"
