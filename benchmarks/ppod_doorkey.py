@@ -5,8 +5,8 @@
 
 Every run is `python ppod.py --seed SEED` with the flags of its variant; plain PPO gets a million environment steps. The
 score is the mean return of 100 episodes of the final weights, actions drawn, on layouts that no training episode had.
-The curves are the mean returns of the last 100 training episodes. Each run is merged into
-benchmarks/results/ppod_doorkey.json as soon as it ends; the figure is ppod_doorkey.png.
+The curves are the mean returns of the last 100 training episodes; in their mean a run that has stopped keeps its last.
+Each run is merged into benchmarks/results/ppod_doorkey.json as soon as it ends; the figure is ppod_doorkey.png.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def draw(results):
             curves = [curve[~np.isnan(curve[:, 2])] for curve in curves]
             for curve in curves:
                 axis.plot(curve[:, column], curve[:, 2], color=color, alpha=0.3, linewidth=0.8)
-            grid = np.linspace(max(c[0, column] for c in curves), min(c[-1, column] for c in curves), 200)
+            grid = np.linspace(max(c[0, column] for c in curves), max(c[-1, column] for c in curves), 200)
             mean = np.mean([np.interp(grid, c[:, column], c[:, 2]) for c in curves], 0)
             axis.plot(grid, mean, color=color, linewidth=2, label=f"{name}, mean of {len(curves)} seeds")
             final = [entry["return"] for entry in runs.values()]
