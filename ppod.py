@@ -67,7 +67,7 @@ TUNED = {
         "max_episode_steps": 2560, "sample_actions": True, "rho": 0.85, "phi": 0.0, "num_envs": 16, "recurrent": False,
         "hidden_sizes": (128,), "chunk_length": 16, "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3,
         "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000,
-        "stop_at_return": 0.93,
+        "stop_at_return": 0.94,
     },
     "MountainCar-v0": {
         "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"), "rho": 0.3,
