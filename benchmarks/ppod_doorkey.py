@@ -1,6 +1,6 @@
 """One demonstration against none on MiniGrid-DoorKey-16x16-v0: ppod.py beside itself with `--rho 0 --phi 0`.
 
-    python benchmarks/ppod_doorkey.py [--seeds 1 2 3 4 5] [--variants "PPO+D" PPO "PPO+D, rho 0.1, phi 0.3"] [--jobs 1]
+    python benchmarks/ppod_doorkey.py [--seeds 1 2 3 4 5] [--variants "PPO+D" PPO …] [--jobs 1]
     python benchmarks/ppod_doorkey.py --seeds          # only draw the figure again, from the saved results
 
 Every run is `python ppod.py --seed SEED` with the flags of its variant; plain PPO gets a million environment steps. The
@@ -30,6 +30,7 @@ VARIANTS = {
     "PPO+D": [],
     "PPO": "--rho 0 --phi 0 --total-timesteps 990000".split(),
     "PPO+D, rho 0.1, phi 0.3": "--rho 0.1 --phi 0.3".split(),
+    "PPO+D, GRU": ["--recurrent"],
 }
 
 
