@@ -160,10 +160,8 @@ class Args:
         run_dir = self.resume or self.evaluate or self.record_from
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (
-                name == "device" and not self.resume
-            ):  # trained on a GPU, played on a CPU
-                setattr(self, name, value)
+            if name not in self.given and not (name == "device" and (self.evaluate or self.record_from)):
+                setattr(self, name, value)  # what was trained on a GPU may be played on a CPU
 
 
 class UserError(Exception):
