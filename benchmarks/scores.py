@@ -3,8 +3,9 @@
     python benchmarks/scores.py ppo.py ENV_ID … [--seeds 1 2 3 4 5] [--jobs 2] [--flags "…"]
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`; the score is the mean of
-the last evaluation (100 deterministic episodes of the final weights). Merges into benchmarks/results/ppo_scores.json,
-prints a table, and keeps the learning curve of seed 1 as benchmarks/results/ppo_ENV_ID.png.
+the last evaluation (100 deterministic episodes of the final weights). Where a run stops as soon as an evaluation is
+good enough (--stop-at-return), its final weights play another 100 episodes, and these count. Merges into
+benchmarks/results/ppo_scores.json, prints a table, and keeps the learning curve of seed 1 as ppo_ENV_ID.png beside it.
 """
 
 import argparse
@@ -39,6 +40,22 @@ def score(script, env_id, seed, flags):
                 Path(folder, "learning_curve.png"), RESULTS / f"{Path(script).stem}_{env_id.replace('/', '-')}.png"
             )
         summary = json.loads(Path(folder, "summary.json").read_text())
+        if json.loads(Path(folder, "config.json").read_text())["args"].get("stop_at_return") is not None:
+            command = [
+                sys.executable,
+                str(ROOT / script),
+                "--evaluate",
+                folder,
+                "--model",
+                "last",
+                "--seed",
+                str(seed + 500),
+            ]
+            done = subprocess.run([*command, "--eval-episodes", "100"], capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            mean, _, std = done.stdout.split("last weights: ")[1].split()[:3]
+            summary |= {"eval_return_mean": float(mean), "eval_return_std": float(std)}
         print(env_id, seed, summary, flush=True)
         return summary
 
