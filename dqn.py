@@ -61,7 +61,7 @@ ATARI = {"num_envs": 8, "learning_rate": 1e-4, "buffer_size": 1_000_000, "batch_
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 256, "gradient_steps": 128, "n_step": 3, "batch_size": 64,
                     "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
-                    "hidden_sizes": (256, 256), "total_timesteps": 50_000, "eval_every": 2_500, "stop_at_return": 500},
+                    "hidden_sizes": (256, 256), "total_timesteps": 50_000, "eval_every": 1_000, "stop_at_return": 495},
     "Acrobot-v1": {"num_envs": 8, "n_step": 3, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "n_step": 3, "gamma": 0.98, "end_e": 0.07,
                        "target_network_frequency": 600, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
