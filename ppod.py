@@ -64,7 +64,7 @@ DEMOS = Path(__file__).parent / "demos"
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
-        "max_episode_steps": 2560, "sample_actions": True, "rho": 0.85, "phi": 0.0, "num_envs": 16, "recurrent": False,
+        "max_episode_steps": 2560, "sample_actions": True, "rho": 0.1, "phi": 0.3, "num_envs": 16, "recurrent": False,
         "hidden_sizes": (128,), "chunk_length": 16, "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3,
         "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000,
         "stop_at_return": 0.94,

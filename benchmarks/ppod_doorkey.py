@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 VARIANTS = {
     "PPO+D": [],
     "PPO": "--rho 0 --phi 0 --total-timesteps 990000".split(),
-    "PPO+D, rho 0.1, phi 0.3": "--rho 0.1 --phi 0.3".split(),
+    "PPO+D, rho 0.85, phi 0": "--rho 0.85 --phi 0".split(),
     "PPO+D, GRU": ["--recurrent"],
 }
 
