@@ -388,7 +388,7 @@ class QNetwork(nn.Module):
         return q.detach(), lambda slopes: torch.cat([g.flatten() for g in torch.autograd.grad(q, self.leaves, slopes)])
 
     def chosen_q_in_numpy(self, obs, actions):
-        """The same, by the chain rule from the last layer to the first: what autograd does, in a third of its time."""
+        """The same, by the chain rule from the last layer to the first: what autograd does, with fewer calls."""
         *inputs, output = self.layers_in_numpy(obs)
         q = np.take_along_axis(dueling_values(output) if self.dueling else output, actions, 1).squeeze(1)
 
@@ -704,7 +704,8 @@ def td_gradient(agent, target, batch, weights, double):
     y = td_targets(batch.rewards, batch.terminated, batch.discounts, target.predict(batch.next_obs), online_q)
     q, backward = agent.chosen_q(batch.obs, batch.actions)
     errors = y - q
-    return backward(errors.clamp(-1, 1) * (-weights / len(errors))), errors, q  # backward: from dL/dQ
+    slopes = errors.clamp(-1, 1) * (-weights / len(errors))  # dL/dQ
+    return backward(slopes), errors, q
 
 
 class Adam:

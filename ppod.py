@@ -474,7 +474,7 @@ class RecurrentAgent(nn.Module):
         self.leaves = list(self.parameters())
         self.flat = flatten_parameters(self.leaves)
         self.state = np.zeros((0, self.state_size), np.float32)  # of `act`
-        self.seed, self.rng = args.seed if args.sample_actions else None, None  # the same
+        self.seed, self.rng = args.seed if args.sample_actions else None, None  # of its draws
         # Small matrices on a CPU: torch's overhead per call exceeds the arithmetic, so acting is done in NumPy, on the
         # memory of the parameters themselves. These are changed in place only: copy weights with load_state_dict.
         if self.device.type == "cpu":

@@ -41,17 +41,9 @@ def score(script, env_id, seed, flags):
             )
         summary = json.loads(Path(folder, "summary.json").read_text())
         if json.loads(Path(folder, "config.json").read_text())["args"].get("stop_at_return") is not None:
-            command = [
-                sys.executable,
-                str(ROOT / script),
-                "--evaluate",
-                folder,
-                "--model",
-                "last",
-                "--seed",
-                str(seed + 500),
-            ]
-            done = subprocess.run([*command, "--eval-episodes", "100"], capture_output=True, text=True)
+            again = shlex.split(f"--model last --eval-episodes 100 --seed {seed + 500} --evaluate")
+            command = [sys.executable, str(ROOT / script), *again, folder]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(done.stderr)
             mean, _, std = done.stdout.split("last weights: ")[1].split()[:3]
