@@ -62,7 +62,7 @@ from tqdm import tqdm
 PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
 TUNED = {
     "mpe2.simple_spread_v3": PARTICLES,
-    "mpe2.simple_reference_v3": PARTICLES,
+    "mpe2.simple_reference_v3": PARTICLES | {"action_factor": 5, "total_timesteps": 1_000_000},
     "mpe2.simple_speaker_listener_v4": PARTICLES | {"share_policy": False},
 }
 
@@ -102,6 +102,7 @@ class Args:
     progress: bool = True  # show the progress bar
     # algorithm
     share_policy: bool = True  # one policy for all agents, or one for each
+    action_factor: int = 0  # split Discrete(n) actions into a factor of this size and one of n / size; 0: do not
     happo: bool = False  # update the policies one after the other, each knowing how the earlier ones have moved
     state_type: Literal["EP", "FP"] = "EP"  # the critic's input: the environment's state, or each agent's view of it
     recurrent: bool = False  # a GRU in actors and critic
@@ -321,6 +322,31 @@ class TeamEnv(gym.Env):
                 self.step(actions)
 
 
+class FactoredActions(gym.ActionWrapper):
+    """Splits an agent's Discrete(n) actions, where n is a larger multiple of `size`, into two: first + size · second.
+
+    mpe2 makes one number of a move, of which there are five, and of what is said. A policy with a logit for each such
+    number has to learn what to say once for every move; with two factors it learns to move and to speak.
+    """
+
+    def __init__(self, env, size):
+        super().__init__(env)
+        self.size, given = size, env.action_space.spaces
+        self.split = [isinstance(space, spaces.Discrete) and space.n > size and space.n % size == 0 for space in given]
+        if not any(self.split):
+            raise ValueError(f"no agent has Discrete(n) actions with n a larger multiple of action_factor = {size}")
+        if env.layout.available[-1].stop > env.layout.available[0].start:
+            raise ValueError("action_factor cannot be used with action masks, which are not of factors")
+        pairs = zip(given, self.split)
+        self.action_space = spaces.Tuple(
+            [spaces.MultiDiscrete([size, s.n // size]) if split else s for s, split in pairs]
+        )
+
+    def action(self, actions):
+        given = zip(actions, self.env.action_space.spaces, self.split)
+        return tuple(a[0] + self.size * a[1] + space.start if split else a for a, space, split in given)
+
+
 def without_checks(env):
     """The same environment without PettingZoo's checks of order and bounds: a third of mpe2's time, and kept here."""
     from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
@@ -361,6 +387,8 @@ def make_envs(args, num_envs, render_mode=None):
 
         def make():
             env = TeamEnv(make_parallel)
+            if args.action_factor:
+                env = FactoredActions(env, args.action_factor)
             if args.max_episode_return is not None:
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env

@@ -156,6 +156,28 @@ def test_agents_of_different_kinds():
         mappo.make_agent(args, envs)
 
 
+def test_factored_actions_are_those_of_the_environment():
+    """Fails if a pair of factors becomes another action than mpe2 means by it, or another agent's actions are split.
+
+    simple_reference has 5 moves and 10 messages in one number: move + 5 · message, so (2, 7) is 2 + 35 = 37. The speaker
+    of simple_speaker_listener has 3 messages and its listener 5 moves: nothing to split in a factor of 5.
+    """
+    args = arguments("mpe2.simple_reference_v3", action_factor=5)
+    split, plain = mappo.make_envs(args, 2), mappo.make_envs(arguments(args.env_id, action_factor=0), 2)
+    assert [space.nvec.tolist() for space in split.single_action_space.spaces] == [[5, 10]] * 2
+    assert mappo.make_agent(args, split).actors[0].sizes == [5, 10]
+    close(split.reset(seed=3)[0], plain.reset(seed=3)[0])
+    one, other = np.array([[2, 7], [0, 0]]), np.array([[4, 9], [3, 1]])  # of the agents, in two environments
+    rows = split.step((one, other))[0]
+    close(rows, plain.step((np.array([37, 0]), np.array([49, 8])))[0])
+    heard = [rows[:, part][:, -10:].argmax(1).tolist() for part in split.get_attr("layout")[0].observations]
+    assert heard == [[9, 1], [7, 0]]  # each hears the other
+    with pytest.raises(mappo.UserError, match="larger multiple of action_factor = 5"):
+        mappo.make_envs(arguments("mpe2.simple_speaker_listener_v4", action_factor=5), 1)
+    with pytest.raises(mappo.UserError, match="action masks"):
+        mappo.make_envs(arguments("mappo_envs:tictactoe", action_factor=3), 1)
+
+
 def scripted(*scripts, **more):
     """A vector environment of two Scripted ones, and its layout."""
     kwargs = json.dumps({"scripts": scripts, **more})
