@@ -70,8 +70,10 @@ TUNED = {
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
                                          "anneal_lr": True, "total_timesteps": 45_000},
     "LunarLanderContinuous-v3": SMALL | {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8,
-                                         "gradient_steps": 4, "batch_size": 128, "gamma": 0.98, "anneal_lr": True,
-                                         "learning_starts": 10_000, "total_timesteps": 300_000},
+                                         "gradient_steps": 4, "policy_frequency": 1, "batch_size": 128, "gamma": 0.98,
+                                         "noise": "ou", "exploration_noise": 0.3, "anneal_lr": True,
+                                         "learning_starts": 10_000, "total_timesteps": 300_000, "eval_every": 10_000,
+                                         "stop_at_return": 235.0},
     "HalfCheetah-v5": {"learning_starts": 25_000, "total_timesteps": 1_000_000},  # CleanRL's settings
 }  # fmt: skip
 
@@ -144,7 +146,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         values = read_config(source) if source else TUNED.get(self.env_id, {})
-        if "algorithm" in self.given or not source:
+        if "algorithm" in self.given:
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
             if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU

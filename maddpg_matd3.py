@@ -147,7 +147,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         values = read_config(source) if source else TUNED.get(self.env_id, {})
-        if "algorithm" in self.given or not source:
+        if "algorithm" in self.given:
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
             if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU

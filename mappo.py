@@ -62,9 +62,10 @@ from tqdm import tqdm
 PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
 TUNED = {
     "mpe2.simple_spread_v3": PARTICLES,
-    "mpe2.simple_reference_v3": PARTICLES | {"action_factor": 5, "total_timesteps": 1_000_000},
+    "mpe2.simple_reference_v3": PARTICLES | {"action_factor": 5, "num_envs": 64, "ent_coef": 0.003,
+                                                "total_timesteps": 1_000_000},
     "mpe2.simple_speaker_listener_v4": PARTICLES | {"share_policy": False},
-}
+}  # fmt: skip
 
 
 @dataclass

@@ -5,8 +5,7 @@
 
 Each is `python ddpg_td3.py --env-id HalfCheetah-v5 --seed SEED`, with ten deterministic episodes every 25,000 steps and
 100 at the end. Nothing in a run depends on how long it is to be, so the same command with more steps goes on with what
-there is. Writes ddpg_td3_halfcheetah.json and .png to benchmarks/results/ and prints the last scores. CleanRL's score
-is that of its documentation: 9583 ± 126 after a million steps, mean of the training episodes of three seeds.
+there is. Writes ddpg_td3_halfcheetah.json and .png to benchmarks/results/ and prints the last scores.
 """
 
 import argparse
@@ -75,7 +74,7 @@ def main():
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     for seed, curve in zip(args.seeds, curves):
         steps, means, deviations = np.array(curve, float).T
-        axis.plot(steps, means, "o-", markersize=3, label=f"ddpg_td3.py, seed {seed}: evaluations, ± standard deviation")
+        axis.plot(steps, means, "o-", markersize=3, label=f"seed {seed}: evaluations, ± standard deviation")
         axis.fill_between(steps, means - deviations, means + deviations, alpha=0.2)
     axis.axhline(9583, color="black", linestyle="--", label="CleanRL's TD3 after 1,000,000 steps: 9583 ± 126")
     axis.axhspan(9583 - 126, 9583 + 126, color="black", alpha=0.15)

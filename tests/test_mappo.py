@@ -159,8 +159,8 @@ def test_agents_of_different_kinds():
 def test_factored_actions_are_those_of_the_environment():
     """Fails if a pair of factors becomes another action than mpe2 means by it, or another agent's actions are split.
 
-    simple_reference has 5 moves and 10 messages in one number: move + 5 · message, so (2, 7) is 2 + 35 = 37. The speaker
-    of simple_speaker_listener has 3 messages and its listener 5 moves: nothing to split in a factor of 5.
+    simple_reference has 5 moves and 10 messages in one number, move + 5 · message, so (2, 7) is 2 + 35 = 37. The
+    speaker of simple_speaker_listener has 3 messages and its listener 5 moves: there is nothing to split by 5.
     """
     args = arguments("mpe2.simple_reference_v3", action_factor=5)
     split, plain = mappo.make_envs(args, 2), mappo.make_envs(arguments(args.env_id, action_factor=0), 2)
