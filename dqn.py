@@ -193,6 +193,8 @@ def check_args(args):
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
     if args.capture_video and not importlib.util.find_spec("moviepy"):
         raise UserError("capture_video needs moviepy: pip install moviepy")
+    if args.resume and (args.run_dir or args.evaluate):
+        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
 
 
 # ---------------------------------------------------------------------------------------------------- environment
@@ -904,7 +906,7 @@ def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
     else:
         print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
         run.obs, _ = envs.reset(seed=args.seed + run.step)
-        for name in {"reset_rows", "returns", "discounted"} & vars(run).keys():
+        for name in {"reset_rows", "returns", "discounted", "noise"} & vars(run).keys():
             getattr(run, name)[:] = 0
     metrics = run_dir / "metrics.csv"
     if run.step == 0:  # killed before the first checkpoint after the one at the start

@@ -147,7 +147,9 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         values = read_config(source) if source else TUNED.get(self.env_id, {})
-        if "algorithm" in self.given:
+        known = values.get("algorithm", type(self).algorithm)
+        values = ALGORITHMS.get(str(known), {}) | values
+        if "algorithm" in self.given and self.algorithm != known:  # these settings are not for it: set all three
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
             if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
@@ -160,7 +162,7 @@ class UserError(Exception):
 
 MODES = "resume evaluate model render config run_dir".split()  # what to do, not how: never taken from a config
 RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
-RESUMABLE += "device torch_threads progress async_envs".split()  # these may change when a run is resumed
+RESUMABLE += "device torch_threads progress".split()  # these may change when a run is resumed
 COUNTS = "num_envs buffer_size batch_size train_frequency gradient_steps policy_frequency n_step".split()
 COUNTS += "total_timesteps eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
@@ -202,6 +204,8 @@ def check_args(args):
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
     if args.capture_video and not importlib.util.find_spec("moviepy"):
         raise UserError("capture_video needs moviepy: pip install moviepy")
+    if args.resume and (args.run_dir or args.evaluate):
+        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
 
 
 # ---------------------------------------------------------------------------------------------------- environment
@@ -524,7 +528,8 @@ class Agents(nn.Module):
                 continue
             share = (own.reshape(-1, *space.shape) + 1) / 2
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            taken.append(np.clip(low + share * (high - low), low, high).astype(space.dtype))
+            scaled = np.clip(low + share * (high - low), low, high)
+            taken.append((np.rint(scaled) if space.dtype.kind in "iu" else scaled).astype(space.dtype))
         return tuple(taken)
 
     def act(self, rows):
@@ -820,7 +825,8 @@ def update_agents(agents, optimizers, batch, updates, anneal, args, rng):
 
     `anneal` multiplies the learning rates. Returns a tensor: critic loss, mean value, actor loss or NaN.
     """
-    n, critics, max_norm = agents.num_agents, 2 if args.twin_q else 1, args.max_grad_norm or math.inf
+    n, critics = agents.num_agents, 2 if args.twin_q else 1
+    max_norm = math.inf if args.max_grad_norm is None else args.max_grad_norm
     streams = len(batch.rewards) // batch.obs.shape[1]
     rewards, gammas, terms = (x.squeeze(1) for x in (batch.rewards, batch.gammas, batch.terms))
     played = batch.valid_transitions if streams > 1 else torch.ones_like(batch.rewards)
@@ -1019,7 +1025,7 @@ def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
     else:
         print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
         run.obs, _ = envs.reset(seed=args.seed + run.step)
-        for name in {"reset_rows", "returns", "discounted"} & vars(run).keys():
+        for name in {"reset_rows", "returns", "discounted", "noise"} & vars(run).keys():
             getattr(run, name)[:] = 0
     metrics = run_dir / "metrics.csv"
     if run.step == 0:  # killed before the first checkpoint after the one at the start

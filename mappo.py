@@ -14,7 +14,7 @@ to old policy (arXiv 2103.01955, appendix A):
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / mu(a^i|o^i)
 
 HAPPO updates separate policies one after the other, in random order, each with A times the ratios of those that have
-moved already: A M, M = prod_j r^j, so that every step counts with the team as it is by then (arXiv 2109.11251, eq. 11).
+moved already: A M, M = prod_j r^j, so that every step counts with the team as it is by then (arXiv 2109.11251).
 
     python mappo.py                                                          # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
@@ -148,7 +148,7 @@ class UserError(Exception):
 
 MODES = "resume evaluate model render config run_dir".split()  # what to do, not how: never taken from a config
 RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
-RESUMABLE += "device torch_threads progress async_envs".split()  # these may change when a run is resumed
+RESUMABLE += "device torch_threads progress".split()  # these may change when a run is resumed
 COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
@@ -188,6 +188,8 @@ def check_args(args):
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
     if args.capture_video and not importlib.util.find_spec("moviepy"):
         raise UserError("capture_video needs moviepy: pip install moviepy")
+    if args.resume and (args.run_dir or args.evaluate):
+        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
 
 
 # ---------------------------------------------------------------------------------------------------- environment
@@ -1271,7 +1273,7 @@ def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
     else:
         print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
         run.obs, _ = envs.reset(seed=args.seed + run.step)
-        for name in {"reset_rows", "returns", "discounted"} & vars(run).keys():
+        for name in {"reset_rows", "returns", "discounted", "noise"} & vars(run).keys():
             getattr(run, name)[:] = 0
     metrics = run_dir / "metrics.csv"
     if run.step == 0:  # killed before the first checkpoint after the one at the start

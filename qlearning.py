@@ -171,6 +171,8 @@ def check_args(args):
                 raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
     if args.capture_video and not importlib.util.find_spec("moviepy"):
         raise UserError("capture_video needs moviepy: pip install moviepy")
+    if args.resume and (args.run_dir or args.evaluate):
+        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
 
 
 # ---------------------------------------------------------------------------------------------------- environment

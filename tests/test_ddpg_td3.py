@@ -9,6 +9,7 @@ import contextlib
 import copy
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -226,7 +227,7 @@ class Twin:
     """TD3 with plain nn.Linear networks, one after the other, torch.optim.Adam and deep copies: nothing clever."""
 
     def __init__(self, agent, args):
-        self.args = args
+        self.args, self.stats = args, agent.obs_stats
         linears = [m for m in agent.actor if isinstance(m, nn.Linear)]
         self.actor = self.mlp([(m.weight, m.bias) for m in linears], nn.Tanh())
         self.critics = [
@@ -238,6 +239,9 @@ class Twin:
         parameters = [p for critic in self.critics for p in critic.parameters()]
         self.critic_adam, self.parameters = torch.optim.Adam(parameters, args.critic_learning_rate), parameters
 
+    def normal(self, obs):
+        return ((obs - self.stats.mean) / (self.stats.var + 1e-8) ** 0.5).clip(-10, 10)
+
     @staticmethod
     def mlp(layers, last):
         modules = []
@@ -247,8 +251,12 @@ class Twin:
             modules += [linear, nn.ReLU()]
         return nn.Sequential(*modules[:-1], last)
 
-    def update(self, batch, number, rng):
+    def update(self, batch, number, anneal, rng):
         args = self.args
+        if self.stats is not None:
+            batch = batch._replace(obs=self.normal(batch.obs), next_obs=self.normal(batch.next_obs))
+        self.actor_adam.param_groups[0]["lr"] = anneal * args.actor_learning_rate
+        self.critic_adam.param_groups[0]["lr"] = anneal * args.critic_learning_rate
         with torch.no_grad():
             a = self.target_actor(batch.next_obs)
             if args.target_noise > 0:
@@ -288,17 +296,23 @@ def weights_of(linears):
     st.integers(1, 3),
     st.sampled_from([None, 0.3]),
     st.sampled_from([(), (5,), (8, 4)]),
+    st.booleans(),
+    st.sampled_from([1.0, 0.3]),
 )
-def test_six_updates_equal_those_of_the_twin(seed, twin_q, target_noise, policy_frequency, max_grad_norm, critic_sizes):
+def test_six_updates_equal_those_of_the_twin(
+    seed, twin_q, target_noise, policy_frequency, max_grad_norm, critic_sizes, normalize_obs, anneal
+):
     """Fails if batching the critics, the flat Adam, the targets or the order of the updates changes the algorithm."""
     options = dict(twin_q=twin_q, target_noise=target_noise, policy_frequency=policy_frequency, tau=0.1)
     options |= dict(max_grad_norm=max_grad_norm, critic_hidden_sizes=critic_sizes, actor_learning_rate=1e-2)
-    agent, args, adam = make_agent(seed=seed, **options)
+    agent, args, adam = make_agent(seed=seed, normalize_obs=normalize_obs, **options)
+    if normalize_obs:
+        agent.obs_stats.update(np.random.default_rng(seed).normal(0.5, 3, (20, 3)))
     twin, rng, twin_rng = Twin(agent, args), np.random.default_rng(seed), np.random.default_rng(seed)
     for number in range(1, 7):
         batch = random_batch(np.random.default_rng(seed + number))
-        ddpg_td3.update_networks(agent, adam, batch, number, 1, args, rng)
-        twin.update(batch, number, twin_rng)
+        ddpg_td3.update_networks(agent, adam, batch, number, anneal, args, rng)
+        twin.update(batch, number, anneal, twin_rng)
     for actor, other in ((agent.actor, twin.actor), (agent.target_actor, twin.target_actor)):
         pairs = zip(actor.parameters(), other.parameters())
         assert all(torch.allclose(p, q, atol=2e-5) for p, q in pairs)
@@ -386,6 +400,12 @@ def test_actions_are_scaled_to_the_bounds_of_each_dimension(dtype):
     assert actions.dtype == dtype and all(space.contains(action) for action in actions)
     obs = np.random.default_rng(0).normal(size=(50, 3)) * 100
     assert all(space.contains(action) for action in agent.act(obs))
+
+
+def test_integer_actions_are_rounded():
+    """Between -2 and 3, -0.84 is -1.6, 0.16 is 0.9 and 0.84 is 2.6: -2, 1, 3. Fails if they are cut towards 0."""
+    agent, _, _ = make_agent(act=spaces.Box(-2, 3, (1,), np.int64))
+    close(agent.to_env(np.array([[-1], [-0.84], [0.16], [0.84], [1]])), [[-2], [-2], [1], [3], [3]])
 
 
 def test_numpy_policy_is_the_actor():
@@ -498,6 +518,9 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins():
     three = lambda **given: [getattr(Args(**given), name) for name in ("twin_q", "target_noise", "policy_frequency")]
     assert three() == three(algorithm="td3") == [True, 0.2, 2]
     assert three(algorithm="ddpg") == three(algorithm="ddpg", env_id="LunarLanderContinuous-v3") == [False, 0.0, 1]
+    lander = dict(env_id="LunarLanderContinuous-v3")  # tuned: an update of the actor with each of the critics
+    assert three(**lander) == three(**lander, algorithm="td3") == [True, 0.2, 1]
+    assert three(**lander, policy_frequency=3) == [True, 0.2, 3]
     assert three(algorithm="ddpg", twin_q=True) == [True, 0.0, 1]
     assert three(target_noise=0.0) == [True, 0.0, 2]
     assert three(algorithm="ddpg", policy_frequency=2, target_noise=0.1) == [False, 0.1, 2]
@@ -510,6 +533,11 @@ def test_algorithm_and_config(finished, main, tmp_path):
     """Fails if --algorithm beside --config keeps the three flags of the other one, or --config alone changes them."""
     config = finished / "config.json"
     assert (Args(config=str(config)).twin_q, Args(config=str(config)).algorithm) == (True, "td3")
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"args": {"algorithm": "ddpg", "target_noise": 0.1}}))
+    args = Args(config=str(own))
+    assert (args.algorithm, args.twin_q, args.target_noise, args.policy_frequency) == ("ddpg", False, 0.1, 1)
+    assert Args(config=str(own), algorithm="ddpg").target_noise == 0.1  # what it is already: nothing to set
     mixed = Args(config=str(config), algorithm="ddpg", policy_frequency=3)
     assert (mixed.twin_q, mixed.target_noise, mixed.policy_frequency, mixed.batch_size) == (False, 0.0, 3, 16)
     assert main("--config", config, "--algorithm", "ddpg", "--run-dir", "ddpg", "--total-timesteps", 60) == 0
@@ -535,6 +563,20 @@ def test_updates_per_step_do_not_depend_on_the_number_of_environments(
     for step, count in zip(steps, updates):
         assert count == gradient_steps * (max(step, 100) // train_frequency - 100 // train_frequency)
     assert len(steps) > 50 and updates[-1] > 0
+
+
+def test_first_update_and_annealing(tmp_path, monkeypatch):
+    """Two environments, batches of 20, learning_starts 6: the first update comes once 20 transitions are there.
+
+    Its rate is that of the round's first step: 20 of 40 were done, so 1 - 20/40 = 0.5. Fails if a batch is drawn from
+    fewer transitions, or if the rate is that of a round's end, by which the last one would be zero.
+    """
+    rates = []
+    spied = lambda agent, optimizers, batch, updates, anneal, *rest: rates.append(anneal) or torch.zeros(3)
+    monkeypatch.setattr(ddpg_td3, "update_networks", spied)
+    options = QUICK | dict(num_envs=2, batch_size=20, learning_starts=6, train_frequency=2, anneal_lr=True)
+    train(Args(env_id="Pendulum-v1", **options, total_timesteps=40, eval_episodes=1, run_dir=str(tmp_path / "run")))
+    close(rates, [1 - step / 40 for step in range(20, 40, 2)])
 
 
 # --------------------------------------------------------------------------------- environments of known solution
@@ -647,31 +689,37 @@ def test_lasting_noise_finds_what_white_noise_does_not(tmp_path):
 
 
 def test_reward_scaling_divides_by_the_deviation_of_the_discounted_return(monkeypatch):
-    """Var G = 4: a reward of 3 is learnt from as 1.5, and one of 100 as 10. Fails if a reward is shifted or not cut."""
+    """Var G = 4: rewards of 3, 100, -100 are learnt from as 1.5, 10, -10. Fails if one is shifted or not cut."""
     seen, targets = [], ddpg_td3.critic_targets
     monkeypatch.setattr(ddpg_td3, "critic_targets", lambda r, *rest: seen.append(r) or targets(r, *rest))
     agent, args, adam = make_agent(normalize_reward=True)
     agent.return_stats.mean.fill_(7)
     agent.return_stats.var.fill_(4)
-    batch = random_batch(np.random.default_rng(0), 2)._replace(rewards=torch.tensor([3.0, 100.0]))
+    batch = random_batch(np.random.default_rng(0), 3)._replace(rewards=torch.tensor([3.0, 100.0, -100.0]))
     ddpg_td3.update_networks(agent, adam, batch, 1, 1, args, np.random.default_rng(0))
-    close(seen[0], [1.5, 10])
+    close(seen[0], [1.5, 10, -10])
 
 
-def test_return_statistics_by_hand(monkeypatch):
-    """Rewards 1, 2 and, in the next episode, 3 with gamma = 0.5: G = 1, 2.5, then 3, and the reset row has none."""
-    updates = []
-    agent, args, _ = make_agent(normalize_reward=True, gamma=0.5, learning_starts=100)
+def test_statistics_by_hand(monkeypatch):
+    """Rewards 1, 2 and, in the next episode, 3 with gamma = 0.5: G = 1, 2.5, then 3, and the reset row has none.
+
+    What is observed before steps 0, 1, 2, 3 is 0, 1, 2, 3, but in 2, the reset row, nothing is decided.
+    """
+    updates, observed, numbers = [], [], itertools.count(1)
+    agent, args, _ = make_agent(normalize_reward=True, normalize_obs=True, gamma=0.5, learning_starts=100)
+    monkeypatch.setattr(agent.obs_stats, "update", lambda rows: observed.extend(rows[:, 0].tolist()))
     monkeypatch.setattr(agent.return_stats, "update", lambda g: updates.extend(g.tolist()))
     ends = iter([False, True, False, False])
     rewards = iter([1.0, 2.0, 0.0, 3.0])
-    step = lambda actions: (np.zeros((1, 3)), np.array([next(rewards)]), np.array([next(ends)]), np.zeros(1, bool), {})
+    outcome = lambda: (np.array([next(rewards)]), np.array([next(ends)]), np.zeros(1, bool), {})
+    step = lambda actions: (np.full((1, 3), next(numbers)), *outcome())
     run = SimpleNamespace(step=0, obs=np.zeros((1, 3)), reset_rows=np.zeros(1, bool), returns=np.zeros(1))
     run.noise, run.discounted, run.episodes = np.zeros((1, 2)), np.zeros(1), []
     buffer = ReplayBuffer(10, OBS, ACT)
     for _ in range(4):
         ddpg_td3.play_one_step(agent, SimpleNamespace(step=step), buffer, run, args, np.random.default_rng(0))
     close(updates, [1, 2.5, 3])
+    assert observed == [0, 1, 3]
     assert run.step == buffer.size == 3 and run.episodes == [(2, 3.0)]
 
 
@@ -891,6 +939,7 @@ def test_stop_at_return_waits_for_an_evaluation(tmp_path):
         ("--hidden-sizes 0", "hidden_sizes"),
         ("--buffer-size 10 --batch-size 11", "buffer_size = 10"),
         ("--buffer-size 100000000000000", "buffer_size"),
+        ("--buffer-size 1000000000000000000", "buffer_size"),
         ("--batch-size many", "batch-size"),
         ("--resume nowhere", "nowhere/config.json"),
         ("--evaluate nowhere", "nowhere/config.json"),
@@ -909,6 +958,25 @@ def test_resume_refuses_another_algorithm(flag, finished, main, capfd):
     """Fails if a flag that changes the algorithm is taken, or ignored without a word, when a run is resumed."""
     assert main("--resume", finished, *flag.split()) == 2
     assert flag.split()[0][2:].replace("-", "_") in capfd.readouterr().err
+
+
+def test_resume_goes_on_in_its_own_folder(finished, main, capfd, tmp_path):
+    """Fails if a folder that is given beside --resume is ignored without a word."""
+    for name in ("--run-dir", "--evaluate"):
+        assert main("--resume", finished, name, finished) == 2
+        assert "resume goes on in its own run folder" in capfd.readouterr().err
+
+
+def test_episodes_that_restart_begin_without_noise(tmp_path, monkeypatch, capsys):
+    """Fails if lasting noise of a lost episode goes on in the new one, where environments are not carried over."""
+    given = dict(env_id="td3_envs:Push-v0", noise="ou", eval_episodes=1, run_dir=str(tmp_path / "run"))
+    train(Args(**QUICK, **given, total_timesteps=203))
+    assert torch_file(tmp_path / "run/checkpoint.pt")["noise"].any()
+    seen, explore = [], ddpg_td3.explore
+    spied = lambda agent, run, *rest: seen.append(run.noise.copy()) or explore(agent, run, *rest)
+    monkeypatch.setattr(ddpg_td3, "explore", spied)
+    train(Args(resume=str(tmp_path / "run"), total_timesteps=206))
+    assert "episodes restart" in capsys.readouterr().out and not seen[0].any() and seen[1].any()
 
 
 @pytest.mark.parametrize("field", ["observation", "reward"])
