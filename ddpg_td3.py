@@ -151,7 +151,7 @@ class Args:
         if "algorithm" in self.given and self.algorithm != known:  # these settings are not for it: set all three
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
-            if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
                 setattr(self, name, value)
 
 
@@ -166,7 +166,8 @@ COUNTS = "num_envs buffer_size batch_size train_frequency gradient_steps policy_
 COUNTS += "eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= dict.fromkeys(("gamma", "tau", "ou_theta"), (0, 1)) | {"seed": (0, 2**32)}  # others: from 0 to infinity
+RANGES |= dict.fromkeys(("gamma", "tau", "ou_theta"), (0, 1))
+RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
 
 
 def read_config(path):

@@ -141,7 +141,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
                 setattr(self, name, value)
 
 
@@ -154,7 +154,7 @@ RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes cap
 RESUMABLE += "device torch_threads progress".split()  # these may change when a run is resumed
 COUNTS = "num_envs buffer_size batch_size train_frequency gradient_steps target_network_frequency n_step".split()
 COUNTS += "total_timesteps eval_episodes max_episode_steps hidden_sizes".split()
-RANGES = dict.fromkeys(COUNTS, (1, math.inf)) | {"seed": (0, 2**32)}
+RANGES = dict.fromkeys(COUNTS, (1, math.inf)) | {"seed": (0, 2**32), "torch_threads": (0, 10_000)}
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
 SHARES = "gamma tau start_e end_e exploration_fraction alpha beta".split()
 RANGES |= dict.fromkeys(SHARES, (0, 1))  # all other numbers: from 0 to infinity

@@ -152,7 +152,7 @@ class Args:
         if "algorithm" in self.given and self.algorithm != known:  # these settings are not for it: set all three
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
-            if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
                 setattr(self, name, value)
 
 
@@ -167,7 +167,8 @@ COUNTS = "num_envs buffer_size batch_size train_frequency gradient_steps policy_
 COUNTS += "total_timesteps eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= dict.fromkeys(("gamma", "tau"), (0, 1)) | {"seed": (0, 2**32)}  # others: from 0 to infinity
+RANGES |= dict.fromkeys(("gamma", "tau"), (0, 1))
+RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
 RANGES["gumbel_temperature"] = (1e-3, math.inf)
 
 
@@ -241,11 +242,12 @@ class TeamEnv(gym.Env):
 
         [ 1 in an episode's first row | alive, per agent | observations | state | available actions, 1 or 0 ]
 
-    An agent is alive while it takes part; in an episode's last row, those are alive who took part in its last step. The
-    dead observe zeros. The state is the environment's own, or else all observations side by side, which then stand in
-    the row but once. Available actions are in the row only if the environment gives masks; an agent with no valid
-    action, such as who waits for its turn, has the first one, a no-op. An episode ends with its last agent, and by
-    termination if all who acted last terminated. `info` has each agent's own "rewards" and "terminated".
+    An agent is alive while it takes part; in the last row of an episode that is not cut by a limit, those are alive who
+    took part in its last step. The dead observe zeros. The state is the environment's own, or else all observations
+    side by side, which then stand in the row but once. Available actions are in the row only if the environment gives
+    masks; an agent with no valid action, such as who waits for its turn, has the first one, a no-op. An episode ends
+    with its last agent, and by termination if all who acted last terminated. `info` has each agent's own "rewards" and
+    "terminated".
     """
 
     def __init__(self, make):
@@ -312,6 +314,10 @@ class TeamEnv(gym.Env):
             space = self.observed[name]
             row[observed] = np.ravel(own) if isinstance(space, spaces.Box) else spaces.flatten(space, own)
             if mask is not None:
+                if len(mask) != available.stop - available.start:
+                    raise UserError(
+                        f"{name} has {len(mask)} action masks: give one per Discrete action, from the start"
+                    )
                 row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
         if self.own_state:
             row[layout.state] = np.ravel(self.env.state())
@@ -363,7 +369,8 @@ def slices(sizes, begin):
 
 def make_envs(args, num_envs, render_mode=None):
     """A vector environment of TeamEnvs with next-step autoreset. UserError, saying what to do, if it cannot be made."""
-    package, _, name = args.env_id.replace(":", ".").partition(".")
+    parent, _, name = args.env_id.replace(":", ".").rpartition(".")
+    parallel_env = None
     try:
         found = pkgutil.resolve_name(args.env_id)
         parallel_env = getattr(found, "parallel_env", found)
@@ -385,7 +392,7 @@ def make_envs(args, num_envs, render_mode=None):
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
 
-        if args.async_envs and num_envs == args.num_envs and not render_mode:  # evaluations have too many for processes
+        if args.async_envs and num_envs == args.num_envs and not render_mode:  # those of training, not of evaluations
             return gym.vector.AsyncVectorEnv([make] * num_envs)
         envs = gym.vector.SyncVectorEnv([make] * num_envs)
         if render_mode and render_mode not in envs.metadata.get("render_modes", ()):
@@ -395,15 +402,14 @@ def make_envs(args, num_envs, render_mode=None):
     except Exception as error:  # whatever went wrong, the library that complains knows best
         given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
         given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
-        hint = ""
-        if not (package.isidentifier() and name):
+        hint, siblings = "", pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", ()))
+        near = [n for n in difflib.get_close_matches(name, [module.name for module in siblings], 2) if n != name]
+        if not (parent and name):
             hint = " (an id is a module such as mpe2.simple_spread_v3)"
-        elif not importlib.util.find_spec(package):
-            hint = f" (try: pip install {package})"
-        elif isinstance(error, ImportError | AttributeError):
-            modules = pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", ()))
-            near = difflib.get_close_matches(name, [module.name for module in modules], 1)
-            hint = f" (did you mean {package}.{near[0]}?)" if near and near[0] != name else ""
+        elif isinstance(error, ModuleNotFoundError) and error.name:
+            hint = f" (try: pip install {error.name.partition('.')[0]})"
+        elif near and not callable(parallel_env):
+            hint = f" (did you mean {parent}.{near[0]}?)"
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
 
 

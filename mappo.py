@@ -77,9 +77,7 @@ class Args:
     """
 
     # run
-    env_id: str = (
-        "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or the dotted path of such a function
-    )
+    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers of parallel environments, applied in order
     max_episode_steps: int | None = None  # truncate episodes after this many steps
@@ -103,7 +101,7 @@ class Args:
     progress: bool = True  # show the progress bar
     # algorithm
     share_policy: bool = True  # one policy for all agents, or one for each
-    action_factor: int = 0  # split Discrete(n) actions into a factor of this size and one of n / size; 0: do not
+    action_factor: int = 0  # split Discrete(n) actions, n a larger multiple of this, in two: action % this and the rest
     happo: bool = False  # update the policies one after the other, each knowing how the earlier ones have moved
     state_type: Literal["EP", "FP"] = "EP"  # the critic's input: the environment's state, or each agent's view of it
     recurrent: bool = False  # a GRU in actors and critic
@@ -138,7 +136,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
                 setattr(self, name, value)
 
 
@@ -152,7 +150,8 @@ RESUMABLE += "device torch_threads progress".split()  # these may change when a 
 COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**32)}  # all other numbers: from 0 to infinity
+RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1)}
+RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
 
 
 def read_config(path):
@@ -225,11 +224,12 @@ class TeamEnv(gym.Env):
 
         [ 1 in an episode's first row | alive, per agent | observations | state | available actions, 1 or 0 ]
 
-    An agent is alive while it takes part; in an episode's last row, those are alive who took part in its last step. The
-    dead observe zeros. The state is the environment's own, or else all observations side by side, which then stand in
-    the row but once. Available actions are in the row only if the environment gives masks; an agent with no valid
-    action, such as who waits for its turn, has the first one, a no-op. An episode ends with its last agent, and by
-    termination if all who acted last terminated. `info` has each agent's own "rewards" and "terminated".
+    An agent is alive while it takes part; in the last row of an episode that is not cut by a limit, those are alive who
+    took part in its last step. The dead observe zeros. The state is the environment's own, or else all observations
+    side by side, which then stand in the row but once. Available actions are in the row only if the environment gives
+    masks; an agent with no valid action, such as who waits for its turn, has the first one, a no-op. An episode ends
+    with its last agent, and by termination if all who acted last terminated. `info` has each agent's own "rewards" and
+    "terminated".
     """
 
     def __init__(self, make):
@@ -296,6 +296,10 @@ class TeamEnv(gym.Env):
             space = self.observed[name]
             row[observed] = np.ravel(own) if isinstance(space, spaces.Box) else spaces.flatten(space, own)
             if mask is not None:
+                if len(mask) != available.stop - available.start:
+                    raise UserError(
+                        f"{name} has {len(mask)} action masks: give one per Discrete action, from the start"
+                    )
                 row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
         if self.own_state:
             row[layout.state] = np.ravel(self.env.state())
@@ -335,9 +339,10 @@ class FactoredActions(gym.ActionWrapper):
     def __init__(self, env, size):
         super().__init__(env)
         self.size, given = size, env.action_space.spaces
-        self.split = [isinstance(space, spaces.Discrete) and space.n > size and space.n % size == 0 for space in given]
+        self.split = [isinstance(s, spaces.Discrete) and s.n > size > 1 and s.n % size == 0 for s in given]
         if not any(self.split):
-            raise ValueError(f"no agent has Discrete(n) actions with n a larger multiple of action_factor = {size}")
+            hint = "--action-factor 0 leaves actions whole"
+            raise ValueError(f"no agent has Discrete(n) actions, n a larger multiple of action_factor = {size}: {hint}")
         if env.layout.available[-1].stop > env.layout.available[0].start:
             raise ValueError("action_factor cannot be used with action masks, which are not of factors")
         pairs = zip(given, self.split)
@@ -372,7 +377,8 @@ def slices(sizes, begin):
 
 def make_envs(args, num_envs, render_mode=None):
     """A vector environment of TeamEnvs with next-step autoreset. UserError, saying what to do, if it cannot be made."""
-    package, _, name = args.env_id.replace(":", ".").partition(".")
+    parent, _, name = args.env_id.replace(":", ".").rpartition(".")
+    parallel_env = None
     try:
         found = pkgutil.resolve_name(args.env_id)
         parallel_env = getattr(found, "parallel_env", found)
@@ -396,7 +402,7 @@ def make_envs(args, num_envs, render_mode=None):
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
 
-        if args.async_envs and num_envs == args.num_envs and not render_mode:  # evaluations have too many for processes
+        if args.async_envs and num_envs == args.num_envs and not render_mode:  # those of training, not of evaluations
             return gym.vector.AsyncVectorEnv([make] * num_envs)
         envs = gym.vector.SyncVectorEnv([make] * num_envs)
         if render_mode and render_mode not in envs.metadata.get("render_modes", ()):
@@ -406,15 +412,14 @@ def make_envs(args, num_envs, render_mode=None):
     except Exception as error:  # whatever went wrong, the library that complains knows best
         given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
         given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
-        hint = ""
-        if not (package.isidentifier() and name):
+        hint, siblings = "", pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", ()))
+        near = [n for n in difflib.get_close_matches(name, [module.name for module in siblings], 2) if n != name]
+        if not (parent and name):
             hint = " (an id is a module such as mpe2.simple_spread_v3)"
-        elif not importlib.util.find_spec(package):
-            hint = f" (try: pip install {package})"
-        elif isinstance(error, ImportError | AttributeError):
-            modules = pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", ()))
-            near = difflib.get_close_matches(name, [module.name for module in modules], 1)
-            hint = f" (did you mean {package}.{near[0]}?)" if near and near[0] != name else ""
+        elif isinstance(error, ModuleNotFoundError) and error.name:
+            hint = f" (try: pip install {error.name.partition('.')[0]})"
+        elif near and not callable(parallel_env):
+            hint = f" (did you mean {parent}.{near[0]}?)"
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
 
 
@@ -1359,6 +1364,8 @@ def make_agent(args, envs):
             raise UserError(f"{args.env_id} has {space}; mappo.py needs Discrete, Box or MultiDiscrete actions")
     if args.share_policy and (len(sizes) > 1 or any(space != action_spaces[0] for space in action_spaces)):
         raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
+    if not args.hidden_sizes or args.critic_hidden_sizes == ():
+        raise UserError("hidden_sizes and critic_hidden_sizes need at least one layer")
     if args.happo and args.share_policy:
         raise UserError("happo updates one policy after the other: add --no-share-policy")
     return Team(layout, action_spaces, args, choose_device(args))

@@ -151,7 +151,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (name == "device" and self.evaluate):  # trained on a GPU, played on a CPU
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
                 setattr(self, name, value)
 
 
@@ -165,7 +165,8 @@ RESUMABLE += "device torch_threads progress compile".split()  # these may change
 COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
 RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
 RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "seed": (0, 2**32)}  # all other numbers: from 0 to infinity
+RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1)}
+RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
 
 
 def read_config(path):

@@ -157,11 +157,12 @@ class Args:
 
     def __post_init__(self):
         """Fill in the others, from the run that is resumed or played, else from `config`, else from TUNED."""
-        run_dir = self.resume or self.evaluate or self.record_from
+        played = self.evaluate or self.record_from
+        run_dir = self.resume or played
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (name == "device" and (self.evaluate or self.record_from)):
-                setattr(self, name, value)  # what was trained on a GPU may be played on a CPU
+            if name not in self.given and not (played and name in ("device", "capture_video")):  # of training
+                setattr(self, name, value)
 
 
 class UserError(Exception):
@@ -176,7 +177,7 @@ COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_
 COUNTS += "gru_size chunk_length demo_capacity num_agent_demos_to_save save_demos_every hidden_sizes".split()
 RANGES = dict.fromkeys(COUNTS, (1, math.inf)) | dict.fromkeys("gamma gae_lambda rho phi".split(), (0, 1))
 RANGES |= dict.fromkeys("stop_at_return max_episode_return initial_reward_threshold".split(), (-math.inf, math.inf))
-RANGES |= {"seed": (0, 2**32)}  # all other numbers: from 0 to infinity
+RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
 
 
 def read_config(path):

@@ -167,3 +167,16 @@ def tictactoe(render_mode=None):
     from pettingzoo.utils.conversions import turn_based_aec_to_parallel
 
     return turn_based_aec_to_parallel(tictactoe_v3.env(render_mode=render_mode))
+
+
+def broken(render_mode=None):
+    """An environment that needs a package nobody has."""
+    import nosuchdependency  # noqa: F401
+
+
+class MoreMasks(Scripted):
+    """The masks of its actions are there from the second row on only, which is too late."""
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        return obs, {agent: {} for agent in infos}

@@ -231,6 +231,17 @@ def test_masks_come_from_info_or_from_the_observation():
     close(rows[0, layout.available[1]], np.arange(9) != 4)
 
 
+def test_masks_that_come_late_are_refused():
+    """Fails if masks that are not in the first row, where there is then no room for them, end in a traceback."""
+    kwargs = json.dumps(
+        {"scripts": [{"a": [2, "truncated"], "b": [2, "truncated"]}], "masks": {"a": [0, 1, 1], "b": [1, 1, 0]}}
+    )
+    envs = mappo.make_envs(arguments("mappo_envs:MoreMasks", env_kwargs=kwargs), 1)
+    envs.reset(seed=0)
+    with pytest.raises(mappo.UserError, match="a has 3 action masks"):
+        envs.step((np.zeros(1, np.int64),) * 2)
+
+
 def test_no_illegal_move_in_a_turn_based_game():
     """Fails if masks do not bind: tic-tac-toe ends at once, at a price of 1, with an illegal move."""
     played = Played(arguments("mappo_envs:tictactoe", num_envs=4, num_steps=100))
@@ -984,7 +995,7 @@ def test_happo_hands_on_the_product_of_ratios(monkeypatch):
     orders = set()
     for happo in (True, False):
         for seed in range(6):
-            played = Played(arguments(share_policy=False, happo=happo, update_epochs=3))
+            played = Played(arguments(share_policy=False, happo=happo, update_epochs=3), rollouts=3)  # with a reset row
             team, seen, gradient = played.team, [], mappo.actor_gradient
             numbers = {id(actor): i for i, actor in enumerate(team.actors)}
             old = [copy.deepcopy(b.action_log_probs) for b in played.actors]
@@ -1040,6 +1051,92 @@ def test_advantages_of_each_agent(monkeypatch):
             close(np.sort(batch.advantages.numpy().ravel()), np.sort(expected.ravel()), 1e-4)
             weighed = batch.advantages[batch.active_masks > 0]
             close([weighed.mean(), weighed.std(correction=0)], [0, 1], 1e-3)
+
+
+@pytest.mark.parametrize("name", ["separate", "shared", "GRU", "GRU, whole rollouts", "no clipping"])
+def test_an_update_is_what_the_arguments_say(name, monkeypatch):
+    """10 steps in two environments, the fifth a reset row: 20 rows, or 4 chunks of 5 steps, or 2 of all ten.
+
+    Fails if epochs, minibatches, chunks, learning rate, gradient norm or the clipping of values are not as asked for,
+    or if a figure of metrics.csv is not the mean over all of them, of active rows only.
+    """
+    more = {"share_policy": name == "shared", "recurrent": name.startswith("GRU"), "clip_vloss": name != "no clipping"}
+    more |= {
+        "num_minibatches": 2,
+        "update_epochs": 3,
+        "max_grad_norm": 0.7,
+        "data_chunk_length": 5,
+        "clip_vloss_coef": 0.1,
+    }
+    if name == "GRU, whole rollouts":
+        more["data_chunk_length"] = 0
+    played = Played(arguments(**more), rollouts=3)
+    rng = np.random.default_rng(0)
+    for buffer in played.actors:
+        buffer.action_log_probs += rng.normal(0, 0.3, buffer.action_log_probs.shape)
+    played.critic.value_preds += rng.normal(0, 0.5, played.critic.value_preds.shape)
+    active = played.critic.active_masks[:-1] > 0
+    assert 0 < (~active).sum() < 5
+    actor_gradient, critic_gradient, seen, valued, taken = mappo.actor_gradient, mappo.critic_gradient, [], [], []
+
+    def watch_actor(actor, batch, args):
+        seen.append((batch, actor_gradient(actor, batch, args)))
+        return seen[-1][1]
+
+    def watch_critic(critic, batch, args, norm):
+        values = critic(batch.share_obs, batch.rnn_states_critic, batch.masks)
+        targets, clip_coef = norm.normalize(batch.returns), 0.1 if args.clip_vloss else None
+        inputs = values, batch.value_preds, targets, batch.active_masks, args.huber_delta
+        valued.append((batch, mappo.huber_value_loss(*inputs, clip_coef).item()))
+        return critic_gradient(critic, batch, args, norm)
+
+    monkeypatch.setattr(mappo, "actor_gradient", watch_actor)
+    monkeypatch.setattr(mappo, "critic_gradient", watch_critic)
+    monkeypatch.setattr(mappo.Adam, "step", lambda self, gradient, *how: taken.append(how))
+    team, adams, actors, critic, _, args, rng = optimizers(played)
+    figures = mappo.update(team, adams, actors, critic, 0.02, args, rng)
+
+    policies, together = (1, 3) if name == "shared" else (3, 1)
+    assert len(seen) == policies * 3 * 2 and len(valued) == 3 * 2
+    assert taken == [(0.02, 0.7)] * (len(seen) + len(valued))
+    length = {"GRU": 5, "GRU, whole rollouts": 10}.get(name, 1)
+    for batch, _ in seen:
+        assert len(batch.masks) == 10 * together and len(batch.rnn_states) == 10 * together // length
+    for batch, _ in valued:
+        assert len(batch.masks) == 10 and len(batch.rnn_states_critic) == 10 // length
+    log_r = torch.cat([log_ratios[batch.active_masks > 0] for batch, (_, _, log_ratios) in seen])
+    r, values = log_r.exp(), critic.returns - critic.advantages
+    expected = dict(zip(("policy_loss", "entropy"), torch.stack([loss for _, (_, loss, _) in seen]).mean(0).tolist()))
+    expected |= {"value_loss": np.mean([loss for _, loss in valued]), "approx_kl": (r - 1 - log_r).mean().item()}
+    expected["clip_fraction"] = ((r < 0.8) | (r > 1.2)).float().mean().item()
+    residual = (critic.returns - values)[active]
+    expected["explained_variance"] = 1 - residual.var() / critic.returns[active].var()
+    assert figures.keys() == expected.keys()
+    close([figures[key] for key in expected], list(expected.values()), 1e-4)
+
+
+def test_the_critics_buffer_is_what_the_arguments_say():
+    """Fails if returns are not those of --gamma, --gae-lambda and --no-gae."""
+    for state_type in ("EP", "FP"):
+        critic = Played(arguments(gamma=0.7, gae_lambda=0.3, state_type=state_type)).critic
+        assert (critic.gamma, critic.gae_lambda) == (0.7, 0.3)
+        assert Played(arguments(gae=False, state_type=state_type)).critic.gae_lambda is None
+
+
+def test_a_termination_on_the_last_step_allowed_is_none_of_the_limit():
+    """Matrix terminates after one step, which is all that is allowed: fails if its end counts as a truncation."""
+    played = Played(arguments("mappo_envs:Matrix", max_episode_steps=1))
+    assert (played.critic.masks == 0).any() and (played.critic.bad_masks == 1).all()
+
+
+def test_annealing(tmp_path, monkeypatch):
+    """The rate of a rollout is that of its first step: 1 - 0/60, 1 - 20/60, 1 - 40/60 of 7e-4 (no episode ends)."""
+    monkeypatch.setattr(mappo, "draw_curve", lambda *_: None)
+    for anneal_lr, shares in ((True, [1, 2 / 3, 1 / 3]), (False, [1, 1, 1])):
+        run = tmp_path / str(anneal_lr)
+        mappo.train(arguments(total_timesteps=60, num_envs=2, anneal_lr=anneal_lr, run_dir=str(run)))
+        rates = [float(row["learning_rate"]) for row in metrics(run)]
+        close(rates[:3], [7e-4 * share for share in shares], 1e-9)
 
 
 def test_the_critics_targets_are_normalised_returns(monkeypatch):
@@ -1291,6 +1388,13 @@ def test_nan_from_the_environment_ends_the_run(field, tmp_path):
         ("--num-minibatches 7", "do not divide"),
         ("--recurrent --data-chunk-length 7", "does not divide num_steps"),
         ("--gamma 1.5", "gamma must lie between"),
+        ("--env-id mpe2.simple_spread", "did you mean mpe2.simple_spread_v3"),
+        ("--env-id mappo_envs.broken", "pip install nosuchdependency"),
+        ("--env-id __main__.foo", "cannot make __main__.foo"),
+        ('--env-id mpe2.simple_reference_v3 --env-kwargs {"continuous_actions":true}', "--action-factor 0"),
+        ("--action-factor 1", "action_factor = 1"),
+        ("--hidden-sizes", "at least one layer"),
+        ("--torch-threads 99999999999", "torch_threads must lie between"),
         ("--state-type XX", "XX"),
         ("--num-envs 0", "num_envs"),
         ("--foo", "foo"),
