@@ -172,6 +172,11 @@ def test_factored_actions_are_those_of_the_environment():
     close(rows, plain.step((np.array([37, 0]), np.array([49, 8])))[0])
     heard = [rows[:, part][:, -10:].argmax(1).tolist() for part in split.get_attr("layout")[0].observations]
     assert heard == [[9, 1], [7, 0]]  # each hears the other
+    env = gym.Env()
+    env.action_space = spaces.Tuple([spaces.Discrete(6, start=10), spaces.Box(-1, 1, (2,))])
+    env.layout = mappo.Layout(None, None, None, [slice(3, 3)] * 2)
+    pair, box = mappo.FactoredActions(env, 3).action((np.array([2, 1]), np.array([0.5, 0])))
+    assert pair == 10 + 2 + 3 * 1 and box.tolist() == [0.5, 0]
     with pytest.raises(mappo.UserError, match="larger multiple of action_factor = 5"):
         mappo.make_envs(arguments("mpe2.simple_speaker_listener_v4", action_factor=5), 1)
     with pytest.raises(mappo.UserError, match="action masks"):
