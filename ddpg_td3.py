@@ -72,8 +72,8 @@ TUNED = {
     # One critic: the lower of two values is too gloomy about landing, and learns to hover.
     "LunarLanderContinuous-v3": SMALL | {"algorithm": "ddpg", "target_noise": 0.2, "hidden_sizes": (128, 128),
                                          "num_envs": 8, "train_frequency": 8, "gradient_steps": 4, "batch_size": 128,
-                                         "gamma": 0.98, "noise": "ou", "exploration_noise": 0.3, "anneal_lr": True,
-                                         "learning_starts": 10_000, "total_timesteps": 300_000, "eval_every": 15_000,
+                                         "noise": "ou", "exploration_noise": 0.3, "learning_starts": 10_000,
+                                         "anneal_lr": True, "total_timesteps": 300_000, "eval_every": 5_000,
                                          "stop_at_return": 230.0},
     "HalfCheetah-v5": {"learning_starts": 25_000, "total_timesteps": 1_000_000},  # CleanRL's settings
 }  # fmt: skip
