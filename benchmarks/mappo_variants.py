@@ -54,7 +54,11 @@ def draw(report, path):
         seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
         (line,) = axis.plot(steps, returns.mean(0), label=f"{name}, {seeds}")
         axis.fill_between(steps, returns.min(0), returns.max(0), color=line.get_color(), alpha=0.2)
-    axis.set(xlabel="environment steps", ylabel="return summed over agents, mean of 100 training episodes", title=report["env_id"])
+    axis.set(
+        xlabel="environment steps",
+        ylabel="return summed over agents, mean of 100 training episodes",
+        title=report["env_id"],
+    )
     axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.grid(alpha=0.3)
     axis.legend()
