@@ -4,8 +4,9 @@
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`; the score is the mean of
 the last evaluation (100 deterministic episodes of the final weights). Where a run stops as soon as an evaluation is
-good enough (--stop-at-return), its final weights play another 100 episodes, and these count. Merges into
-benchmarks/results/ppo_scores.json, prints a table, and keeps the learning curve of seed 1 as ppo_ENV_ID.png beside it.
+good enough (--stop-at-return), its final weights play another 100 episodes, and these count; so do its best weights,
+those that --evaluate plays, whose score is kept beside that. Merges into benchmarks/results/ppo_scores.json, prints a
+table, and keeps the learning curve of seed 1 as ppo_ENV_ID.png beside it.
 """
 
 import argparse
@@ -41,13 +42,13 @@ def score(script, env_id, seed, flags):
             )
         summary = json.loads(Path(folder, "summary.json").read_text())
         if json.loads(Path(folder, "config.json").read_text())["args"].get("stop_at_return") is not None:
-            again = shlex.split(f"--model last --eval-episodes 100 --seed {seed + 500} --evaluate")
-            command = [sys.executable, str(ROOT / script), *again, folder]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stderr)
-            mean, _, std = done.stdout.split("last weights: ")[1].split()[:3]
-            summary |= {"eval_return_mean": float(mean), "eval_return_std": float(std)}
+            for model, name in (("last", "eval_return_mean"), ("best", "best_return_mean")):
+                again = shlex.split(f"--model {model} --eval-episodes 100 --seed {seed + 500} --evaluate")
+                command = [sys.executable, str(ROOT / script), *again, folder]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    raise SystemExit(done.stderr)
+                summary[name] = float(done.stdout.split(f"{model} weights: ")[1].split()[0])
         print(env_id, seed, summary, flush=True)
         return summary
 
@@ -68,7 +69,7 @@ def main():
                 pool.map(lambda seed, env_id=env_id: score(args.script, env_id, seed, args.flags), args.seeds)
             )
             report = json.loads(path.read_text()) if path.exists() else {}
-            report[f"{env_id} {args.flags}".strip()] = {
+            entry = report[f"{env_id} {args.flags}".strip()] = {
                 "seeds": args.seeds,
                 "returns": [summary["eval_return_mean"] for summary in summaries],
                 "steps": [summary["global_step"] for summary in summaries],
@@ -77,6 +78,8 @@ def main():
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores",
                 "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy")},
             }
+            if "best_return_mean" in summaries[0]:
+                entry["returns of the best weights"] = [summary["best_return_mean"] for summary in summaries]
             RESULTS.mkdir(exist_ok=True)
             path.write_text(json.dumps(report, indent=1))
     print("\n| environment | mean of seeds | worst seed | over seeds | steps | seconds |\n|---|---|---|---|---|---|")
