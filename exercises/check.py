@@ -18,6 +18,7 @@ import contextlib
 import csv
 import io
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -206,6 +207,7 @@ def judge_learning(task, module):
 def within(seconds, judge, *args):
     """What judge(*args) returns, or a complaint if it takes longer."""
     expired = threading.Event()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs that a shell put into the background ignore it
     timer = threading.Timer(seconds, lambda: (expired.set(), interrupt_main()))
     timer.daemon = True
     timer.start()
