@@ -152,7 +152,7 @@ class Args:
         if "algorithm" in self.given and self.algorithm != known:  # these settings are not for it: set all three
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
-            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # were for training
                 setattr(self, name, value)
 
 
@@ -392,7 +392,7 @@ def make_envs(args, num_envs, render_mode=None):
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
 
-        if args.async_envs and num_envs == args.num_envs and not render_mode:  # those of training, not of evaluations
+        if args.async_envs and num_envs == args.num_envs and not render_mode:  # evaluations have more, as a rule
             return gym.vector.AsyncVectorEnv([make] * num_envs)
         envs = gym.vector.SyncVectorEnv([make] * num_envs)
         if render_mode and render_mode not in envs.metadata.get("render_modes", ()):

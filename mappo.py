@@ -136,7 +136,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # of training
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # were for training
                 setattr(self, name, value)
 
 
@@ -402,7 +402,7 @@ def make_envs(args, num_envs, render_mode=None):
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
 
-        if args.async_envs and num_envs == args.num_envs and not render_mode:  # those of training, not of evaluations
+        if args.async_envs and num_envs == args.num_envs and not render_mode:  # evaluations have more, as a rule
             return gym.vector.AsyncVectorEnv([make] * num_envs)
         envs = gym.vector.SyncVectorEnv([make] * num_envs)
         if render_mode and render_mode not in envs.metadata.get("render_modes", ()):
