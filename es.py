@@ -130,7 +130,7 @@ class Args:
         if not source and self.given.get("ars", method) != method:  # tuned for the other method
             values = {} if method else ARS
         for name, value in values.items():
-            if name not in self.given and not (self.evaluate and name == "capture_video"):  # was for training
+            if name not in self.given and not (self.evaluate and name == "capture_video"):  # training's own
                 setattr(self, name, value)
 
 

@@ -152,7 +152,7 @@ class Args:
         if "algorithm" in self.given and self.algorithm != known:  # these settings are not for it: set all three
             values = values | ALGORITHMS.get(self.algorithm, {})
         for name, value in values.items():
-            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # were for training
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # training's own
                 setattr(self, name, value)
 
 

@@ -151,7 +151,7 @@ class Args:
         run_dir = self.resume or self.evaluate
         source = f"{run_dir}/config.json" if run_dir else self.config
         for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # were for training
+            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # training's own
                 setattr(self, name, value)
 
 
