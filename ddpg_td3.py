@@ -850,7 +850,7 @@ def choose_device(args, image=False):
     return device
 
 
-def make_agent(args, envs):
+def make_actor_critic(args, envs):
     """An untrained ActorCritic for these environments. UserError if a space or the device is none we can handle."""
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Box):
@@ -873,6 +873,9 @@ def make_agent(args, envs):
     agent = ActorCritic(observation_space, action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
+
+
+make_agent = make_actor_critic  # as load, which all scripts share, calls it
 
 
 def mean_return(run):

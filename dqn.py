@@ -987,7 +987,7 @@ def mean_return(run):
     return sum(recent) / len(recent) if recent else math.nan
 
 
-def make_agent(args, envs):
+def make_q_network(args, envs):
     """An untrained QNetwork for these environments. UserError if a space or the device is none this script handles."""
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete):
@@ -1003,6 +1003,9 @@ def make_agent(args, envs):
     agent = QNetwork(observation_space, action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
+
+
+make_agent = make_q_network  # as load, which all scripts share, calls it
 
 
 def gradient_step(agent, target, optimizer, buffer, tree, learning_rate, args, run, rng):

@@ -797,7 +797,7 @@ def check_finite(args, step, **fields):
 # ------------------------------------------------------------------------------------------------------- training
 
 
-def make_agent(args, envs):
+def make_policy(args, envs):
     """An untrained Policy for these environments. UserError if a space is none that this script handles."""
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
@@ -811,6 +811,9 @@ def make_agent(args, envs):
     agent = Policy(observation_space, action_space, args)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
+
+
+make_agent = make_policy  # as load, which all scripts share, calls it
 
 
 def is_last(args, run):

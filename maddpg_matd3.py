@@ -367,7 +367,7 @@ def slices(sizes, begin):
     return [slice(end - size, end) for size, end in zip(sizes, ends)]
 
 
-def make_envs(args, num_envs, render_mode=None):
+def make_team_envs(args, num_envs, render_mode=None, team_env=TeamEnv):
     """A vector environment of TeamEnvs with next-step autoreset. UserError, saying what to do, if it cannot be made."""
     parent, _, name = args.env_id.replace(":", ".").rpartition(".")
     parallel_env = None
@@ -387,7 +387,7 @@ def make_envs(args, num_envs, render_mode=None):
             return functools.reduce(lambda env, wrapper: wrapper(env), wrappers, parallel_env(**kwargs))
 
         def make():
-            env = TeamEnv(make_parallel)
+            env = team_env(make_parallel)
             if args.max_episode_return is not None:
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
@@ -411,6 +411,9 @@ def make_envs(args, num_envs, render_mode=None):
         elif near and not callable(parallel_env):
             hint = f" (did you mean {parent}.{near[0]}?)"
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
+
+
+make_envs = make_team_envs  # as evaluate and load, which all scripts share, call it
 
 
 def episode_limit(args, spec=None):
@@ -1106,7 +1109,7 @@ def choose_device(args, image=False):
     return device
 
 
-def make_agent(args, envs):
+def make_agents(args, envs):
     """Untrained Agents for these environments. UserError if a space or the device is none this script handles."""
     action_spaces, layout = envs.single_action_space.spaces, envs.get_attr("layout")[0]
     sizes = {(part.stop - part.start) for part in layout.observations}
@@ -1120,6 +1123,9 @@ def make_agent(args, envs):
     if args.share_policy and (len(sizes) > 1 or any(space != action_spaces[0] for space in action_spaces)):
         raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
     return Agents(layout, action_spaces, args, choose_device(args))
+
+
+make_agent = make_agents  # as load, which all scripts share, calls it
 
 
 def make_off_policy_buffer(args, agents):

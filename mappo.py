@@ -375,7 +375,7 @@ def slices(sizes, begin):
     return [slice(end - size, end) for size, end in zip(sizes, ends)]
 
 
-def make_envs(args, num_envs, render_mode=None):
+def make_team_envs(args, num_envs, render_mode=None, team_env=TeamEnv):
     """A vector environment of TeamEnvs with next-step autoreset. UserError, saying what to do, if it cannot be made."""
     parent, _, name = args.env_id.replace(":", ".").rpartition(".")
     parallel_env = None
@@ -395,9 +395,7 @@ def make_envs(args, num_envs, render_mode=None):
             return functools.reduce(lambda env, wrapper: wrapper(env), wrappers, parallel_env(**kwargs))
 
         def make():
-            env = TeamEnv(make_parallel)
-            if args.action_factor:
-                env = FactoredActions(env, args.action_factor)
+            env = team_env(make_parallel)
             if args.max_episode_return is not None:
                 env = ReturnLimit(env, args.max_episode_return)
             return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
@@ -421,6 +419,17 @@ def make_envs(args, num_envs, render_mode=None):
         elif near and not callable(parallel_env):
             hint = f" (did you mean {parent}.{near[0]}?)"
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
+
+
+def make_factored_envs(args, num_envs, render_mode=None):
+    """What make_team_envs makes, with `--action-factor` applied to every environment."""
+    if not args.action_factor:
+        return make_team_envs(args, num_envs, render_mode)
+    factored = lambda make_parallel: FactoredActions(TeamEnv(make_parallel), args.action_factor)
+    return make_team_envs(args, num_envs, render_mode, factored)
+
+
+make_envs = make_factored_envs  # as evaluate and load, which all scripts share, call it
 
 
 def episode_limit(args, spec=None):
@@ -1353,7 +1362,7 @@ def choose_device(args, image=False):
     return device
 
 
-def make_agent(args, envs):
+def make_team(args, envs):
     """An untrained Team for these environments. UserError if a space or the device is none this script handles."""
     action_spaces, layout = envs.single_action_space.spaces, envs.get_attr("layout")[0]
     sizes = {(part.stop - part.start) for part in layout.observations}
@@ -1369,6 +1378,9 @@ def make_agent(args, envs):
     if args.happo and args.share_policy:
         raise UserError("happo updates one policy after the other: add --no-share-policy")
     return Team(layout, action_spaces, args, choose_device(args))
+
+
+make_agent = make_team  # as load, which all scripts share, calls it
 
 
 def make_buffers(args, team):

@@ -205,7 +205,7 @@ class ReturnLimit(gym.Wrapper):
         return obs, reward, terminated, truncated or self.total >= self.limit, info
 
 
-def make_envs(args, num_envs, render_mode=None):
+def make_masked_envs(args, num_envs, render_mode=None):
     """A vector environment with next-step autoreset, whose observations end in the masks of valid actions.
 
     The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
@@ -243,6 +243,9 @@ def make_envs(args, num_envs, render_mode=None):
         given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
         given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
+
+
+make_envs = make_masked_envs  # as evaluate and load, which all scripts share, call it
 
 
 def episode_limit(args, spec=None):
@@ -1136,12 +1139,15 @@ def choose_device(args, image=False):
     return device
 
 
-def make_agent(args, envs):
+def make_masked_agent(args, envs):
     """An untrained MaskedAgent for these MaskedEnvs. UserError if the device is none."""
     device = choose_device(args)
     agent = MaskedAgent(envs.entries, envs.single_action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
+
+
+make_agent = make_masked_agent  # as load, which all scripts share, calls it
 
 
 def make_masked_buffer(args, agent):

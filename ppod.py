@@ -281,7 +281,7 @@ class EpisodeStarts(gym.vector.VectorWrapper):
         return np.concatenate([obs.reshape(self.num_envs, -1), starts[:, None]], 1, dtype=self.dtype)
 
 
-def make_envs(args, num_envs, render_mode=None):
+def make_single_envs(args, num_envs, render_mode=None):
     """A vector environment with next-step autoreset, whose observations are the rows of EpisodeStarts.
 
     UserError, saying what to do, if it cannot be made.
@@ -311,6 +311,9 @@ def make_envs(args, num_envs, render_mode=None):
         given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
         given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
+
+
+make_envs = make_single_envs  # as evaluate and load, which all scripts share, call it
 
 
 def episode_limit(args, spec=None):
@@ -1455,7 +1458,7 @@ def choose_device(args, image=False):
     return device
 
 
-def make_agent(args, envs):
+def make_recurrent_agent(args, envs):
     """An untrained RecurrentAgent for these environments. UserError if a space or the device is none this handles."""
     view, action_space = envs.view, envs.single_action_space
     if not isinstance(action_space, (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
@@ -1470,6 +1473,9 @@ def make_agent(args, envs):
     agent = RecurrentAgent(view, action_space, args, choose_device(args))
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
+
+
+make_agent = make_recurrent_agent  # as load, which all scripts share, calls it
 
 
 def mean_return(run):

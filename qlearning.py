@@ -195,7 +195,7 @@ class ReturnLimit(gym.Wrapper):
         return obs, reward, terminated, truncated or self.total >= self.limit, info
 
 
-def make_envs(args, num_envs, render_mode=None):
+def make_table_envs(args, num_envs, render_mode=None):
     """A vector of `num_envs` single environments, in its list `envs`. UserError, saying what to do, if it cannot be."""
     try:
         kwargs = json.loads(args.env_kwargs)
@@ -213,6 +213,9 @@ def make_envs(args, num_envs, render_mode=None):
         given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
         given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
         raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}") from None
+
+
+make_envs = make_table_envs  # as evaluate and load, which all scripts share, call it
 
 
 def episode_limit(args, spec=None):
@@ -478,7 +481,7 @@ def read_table(path, args, agent):
         return dict(file)
 
 
-def load(run_dir, model="best", args=None):
+def load_table(run_dir, model="best", args=None):
     """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged."""
     args = args or Args(evaluate=str(run_dir))  # those of the run
     envs = make_envs(args, 1)
@@ -486,6 +489,9 @@ def load(run_dir, model="best", args=None):
     envs.close()
     read_table(Path(run_dir, "q_table.npz" if model == "last" else f"models/{model}.npz"), args, agent)
     return agent
+
+
+load = load_table  # as in all scripts
 
 
 def evaluate_table(agent, args, run, run_dir):
@@ -669,7 +675,7 @@ def grid_edges(args, space):
     return [np.linspace(low, high, args.grid_size + 1)[1:-1].tolist() for low, high in zip(lows, highs)]
 
 
-def make_agent(args, envs):
+def make_q_table(args, envs):
     """A table of zeros for these environments. UserError if they have a space that this script cannot handle."""
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete):
@@ -688,6 +694,9 @@ def make_agent(args, envs):
         wanted = "Discrete, MultiDiscrete, a Tuple of Discrete, or a Box"
         raise UserError(f"{args.env_id} has observations {observation_space}; qlearning.py needs {wanted}: use ppo.py")
     return QTable(args, edges, action_space)
+
+
+make_agent = make_q_table  # as in all scripts
 
 
 def mean_return(run):

@@ -11,15 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXEMPT = {"Args", "make_agent", "train", "main"}  # these are what a script is about
-OWN = {  # what shared functions or users call by its name, though these scripts need their own
-    ("maddpg_matd3.py", "make_envs"),  # teams of agents
-    ("mappo.py", "make_envs"),  # the same
-    ("ppo_masked.py", "make_envs"),  # observations bring their masks
-    ("ppod.py", "make_envs"),  # views of MiniGrid, demonstrations
-    ("qlearning.py", "make_envs"),  # observations as they are, not one-hot
-    ("qlearning.py", "load"),  # a table, without torch
-}
+EXEMPT = {"Args", "train", "main"}  # these are what a script is about; all else that differs has another name
 
 
 def scripts(root=ROOT):
@@ -32,8 +24,6 @@ def definitions(path):
     spans = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name not in EXEMPT:
-            if (path.name, node.name) in OWN:
-                continue
             if node.name in spans:
                 raise ValueError(f"{path.name} defines {node.name} twice")
             spans[node.name] = min([node, *node.decorator_list], key=lambda n: n.lineno).lineno - 1, node.end_lineno

@@ -6,7 +6,6 @@ The `check_…` functions take the implementation they judge, so that the tests 
 
 import copy
 import csv
-import inspect
 import itertools
 import json
 import os
@@ -29,7 +28,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import maddpg_matd3 as maddpg
-import mappo
 from maddpg_matd3 import Agents, Args, OffPolicyBufferEP, OffPolicyBufferFP
 
 SPREAD = "mpe2.simple_spread_v3"
@@ -428,11 +426,6 @@ def test_draws_have_the_probabilities_of_the_softmax():
     noise = maddpg.gumbel(200_000, np.random.default_rng(1))
     close([noise.mean(), noise.std()], [0.57722, np.pi / 6**0.5], 0.01)
     assert noise.dtype == np.float32 and np.isfinite(noise).all()
-
-
-def test_make_envs_is_that_of_mappo():
-    """Fails if the two scripts for teams make their environments in different ways."""
-    assert inspect.getsource(maddpg.make_envs) == inspect.getsource(mappo.make_envs)
 
 
 # ------------------------------------------------------------------------------------------ a slow, obvious twin
