@@ -1,6 +1,6 @@
 """The table of bug hunts: in each copy one line is wrong, without any message. `check` looks at what the script does.
 
-Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-16", …) with the fields that
+Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-18", …) with the fields that
 forms.py explains; tests/test_exercises.py sees that the planted copy runs and fails, and that the sound script passes.
 """
 
@@ -425,4 +425,55 @@ hunt(
     "and it is the larger, the more episodes end in a rollout.",
     check=check_memory,
     plant=Plant("rollout", "states[i][forget] = 0", "states[i][run.reset_rows] = 0"),
+)
+
+# -------------------------------------------------------------------------------------------------- maddpg_matd3.py
+
+TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_size": 64, "seed": 1}
+
+
+def check_tomorrow(m, train):
+    settings = {"gamma": 0.5, "tau": 0.1, "critic_learning_rate": 1e-2, "algorithm": "maddpg"}
+    value = train(env_id="probes.Patience", total_timesteps=3000, **TEAM | settings).metrics[-1]["value_mean"]
+    if not close(value, 7 / 6, 0.15):
+        return (
+            "the last of three steps of Patience pays 2 to the team, so with gamma 0.5 the steps are worth 0.5, 1 and "
+            f"2, on average 1.17; the critic says {value:.2f}"
+        )
+
+
+hunt(
+    "hunt-16",
+    script="maddpg_matd3.py",
+    difficulty=2,
+    minutes=45,
+    hint="Where every step pays for itself, nothing is wrong. Where the reward comes later, value_mean is too low, and "
+    "with --gamma 0 all is as it should be. critic_loss does not show it.",
+    check=check_tomorrow,
+    plant=Plant(
+        "update_agents",
+        "agents.values(agents.target_critics, batch.next_share_obs, ",
+        "agents.values(agents.target_critics, batch.share_obs, ",
+    ),
+)
+
+
+def check_ayes(m, train):
+    score = train(env_id="probes.Ayes", total_timesteps=1500, **TEAM).summary["eval_return_mean"]
+    if score < 3:
+        return (
+            "Ayes pays 1 to both for every agent that does action 1, so the team learns within 1,000 steps to get 4; "
+            f"it gets {score:.2f}"
+        )
+
+
+hunt(
+    "hunt-17",
+    script="maddpg_matd3.py",
+    difficulty=2,
+    minutes=45,
+    hint="Teams with continuous actions learn as ever. Those with discrete ones do worse and worse; value_mean falls "
+    "with the return, so the critic knows, and actor_loss rises as if that were what the actors want.",
+    check=check_ayes,
+    plant=Plant("gumbel_softmax", "return hard + soft - soft.detach()", "return hard - soft + soft.detach()"),
 )

@@ -170,7 +170,7 @@ for env in (Chain, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password):
 class Team:
     """A parallel environment of PettingZoo with the agents "a" and "b", who both get what `reward(actions)` says.
 
-    The first observation shows each agent a sign of its own, -1 or 1; the others are 0, and 1 when all is over.
+    The first observation shows each agent a sign of its own, -1 or 1; the others are what `later` says.
     """
 
     metadata = {"name": "team"}
@@ -211,12 +211,15 @@ class Team:
         if over:
             self.agents = []
         return (
-            everyone(np.full(1, float(over), np.float32)),
+            everyone(np.full(1, self.later(), np.float32)),
             everyone(reward),
             everyone(over),
             everyone(False),
             everyone({}),
         )
+
+    def later(self):
+        return float(self.t == self.steps)
 
     def state(self):
         raise NotImplementedError
@@ -242,3 +245,22 @@ class Recall(Team):
 
     def reward(self, actions):
         return self.t == 3 and actions == self.sign
+
+
+class Patience(Team):
+    """Three steps, of which the last pays 1 to both agents, whatever they do. Observations count the steps."""
+
+    steps = 3
+
+    def later(self):
+        return self.t / 10
+
+    def reward(self, actions):
+        return self.t == 3
+
+
+class Ayes(Team):
+    """One step, which pays 1 to both for every agent whose action is 1."""
+
+    def reward(self, actions):
+        return sum(actions.values())

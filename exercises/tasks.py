@@ -1701,3 +1701,110 @@ exercise(
     probe=probe_recall,
     learn=Learn(SPREAD | {"recurrent": True}, -60.0),
 )
+
+# -------------------------------------------------------------------------------------------------- maddpg_matd3.py
+
+PARTICLES = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2, "continuous_actions": true}', "gamma": 0.95,
+             "share_policy": True, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "num_envs": 8,
+             "tau": 0.01, "total_timesteps": 8000, "seed": 1}  # fmt: skip
+
+
+def windows(starts, rewards, ends=(), position=0, n_step=3):
+    """(rewards, discounts, last steps) of windows over one environment and four steps, with gamma 0.5.
+
+    `rewards` has a row for each step, with a number for each stream; `ends` are the (step, stream) that are done.
+    """
+
+    def call(m):
+        G, rows = len(rewards[0]), len(rewards)
+        buffer = m.OffPolicyBuffer(rows, 1, G, 1, [1] * G, [1] * G, [1] * G, n_step=n_step, gamma=0.5)
+        buffer.rewards[:, 0] = rewards
+        for step, stream in ends:
+            buffer.dones[step, 0, stream] = True
+        buffer.positions[:], buffer.sizes[:] = position, rows
+        return buffer.windows(np.array(starts), np.zeros(len(starts), int))
+
+    return call
+
+
+REWARDS = [[8.0], [4.0], [2.0], [1.0]]
+PATIENCE = {"env_id": "probes.Patience", "gamma": 0.5, "num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,),
+            "batch_size": 64, "critic_learning_rate": 1e-2, "total_timesteps": 4000, "seed": 1}  # fmt: skip
+
+
+def probe_windows(m, train):
+    # With tau = 0 the targets know nothing for ever: the rewards at the end of an episode have to come from the window.
+    value = train(n_step=3, tau=0.0, **PATIENCE).metrics[-1]["value_mean"]
+    if not close(value, 7 / 6, 0.15):
+        return (
+            "the last of three steps of Patience pays 2 to the team, so with gamma 0.5 its steps are worth 0.5, 1 and "
+            f"2, on average 1.17; with n_step = 3 and targets that never move your critic says {value:.2f}"
+        )
+
+
+exercise(
+    "windows",
+    topic="n-step returns out of a replay buffer",
+    script="maddpg_matd3.py",
+    blanks=("OffPolicyBuffer.windows",),
+    difficulty=3,
+    minutes=60,
+    task="sum the rewards of samples that start in steps `t` of environments `e`, both arrays (B,), over at most "
+    "self.n_step steps, for each of the G = self.streams streams. self.rewards and self.dones are (self.steps, "
+    "environments, G). The steps are a ring: step 0 comes after the last one, and self.positions[e] is where "
+    "environment e writes next, so its newest step is the one before. A window ends with the episode of its stream, "
+    "and with the newest step. Return the rewards, the discounts of what follows, and the last steps, each (G, B).",
+    cases=[
+        Case(
+            "rewards 8, 4, 2, 1, three steps from step 0, gamma 0.5: (rewards, discounts, last steps)",
+            windows([0], REWARDS),
+            [[[10.5]], [[0.125]], [[2]]],  # 8 + 0.5 x 4 + 0.25 x 2, and 0.5^3
+            {
+                "summing rewards without discounting them": lambda r: close(r[0], [[14.0]]),
+                "discounting the first reward as well": lambda r: close(r[0], [[5.25]]),
+                "returning the discount of the last reward: what follows is one step further": [
+                    [[10.5]],
+                    [[0.25]],
+                    [[2]],
+                ],
+                "taking one step too many": [[[10.625]], [[0.0625]], [[3]]],
+                "returning the step after the window for the last step": [[[10.5]], [[0.125]], [[3]]],
+            },
+            "where the powers of gamma begin and end",
+        ),
+        Case(
+            "the same, and the episode ends with step 1",
+            windows([0], REWARDS, [(1, 0)]),
+            [[[10.0]], [[0.25]], [[1]]],  # 8 + 0.5 x 4, and 0.5^2
+            {
+                "going on into the next episode": [[[10.5]], [[0.125]], [[2]]],
+                "leaving out the reward of the step that ends the episode": lambda r: close(r[0], [[8.0]]),
+                "discounting by gamma^3 however long the window is": [[[10.0]], [[0.125]], [[1]]],
+            },
+            "dones: the last step of an episode is in the window, the next one is not",
+        ),
+        Case(
+            "the same without an end; step 2 is written next, so step 1 is the newest: windows from steps 3 and 0",
+            windows([3, 0], REWARDS, position=2),
+            [[[6.0, 10.0]], [[0.125, 0.25]], [[1, 1]]],  # 1 + 0.5 x 8 + 0.25 x 4 over steps 3, 0, 1; 8 + 0.5 x 4
+            {
+                "stopping at the end of the array: the steps are a ring": lambda r: close(r[2][0][0], 3.0),
+                "going on from the newest step to the oldest": lambda r: close(r[0][0][1], 10.5),
+            },
+            "the ring, and self.positions",
+        ),
+        Case(
+            "two agents, rewards 8, 4, 2, 1 and 1, 1, 1, 1, the second one dies in step 0",
+            windows([0], [[8.0, 1.0], [4.0, 1.0], [2.0, 1.0], [1.0, 1.0]], [(s, 1) for s in range(4)]),
+            [[[10.5], [1.0]], [[0.125], [0.5]], [[2], [0]]],
+            {
+                "ending both windows with the death of one agent": lambda r: close(r[2], [[0], [0]]),
+                "letting both windows go on until both have died": lambda r: close(r[2], [[2], [2]]),
+            },
+            "each stream has a window of its own",
+        ),
+        Case("one step, from step 1", windows([1], REWARDS, n_step=1), [[[4.0]], [[0.5]], [[1]]], {}, "n_step = 1"),
+    ],
+    probe=probe_windows,
+    learn=Learn(PARTICLES | {"n_step": 3}, -46.0),
+)

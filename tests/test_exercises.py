@@ -301,6 +301,23 @@ def recurrent_batches(fields, states, num_mini_batch, length, rng):
         first = np.array([states[t, s] for s, t in part])
         yield rows, first
 """,
+    "windows": """
+def windows(self, t, e):
+    returns, discounts, lasts = np.zeros((3, self.streams, len(t)))
+    for g in range(self.streams):
+        for b, (i, env) in enumerate(zip(t, e)):
+            newest = (self.positions[env] - 1) % self.steps
+            for k in range(self.n_step):
+                returns[g, b] += self.gamma**k * self.rewards[i, env, g]
+                if k == self.n_step - 1 or self.dones[i, env, g] or i == newest:
+                    break
+                i = (i + 1) % self.steps
+            discounts[g, b], lasts[g, b] = self.gamma ** (k + 1), i
+    return np.float32(returns), np.float32(discounts), lasts.astype(int)
+
+
+OffPolicyBuffer.windows = windows
+""",
 }
 SOUND["dqn-target"] = SOUND["double-dqn"]
 
@@ -630,6 +647,24 @@ WRONG = {
         ),
         ("losing the steps", "if T % length != 0:", "T -= T % length\n    if False:"),
     ],
+    "windows": [
+        ("summing rewards without", "self.gamma**k * self.rewards", "self.rewards"),
+        ("discounting the first reward", "self.gamma**k *", "self.gamma ** (k + 1) *"),
+        ("returning the discount of the last", "self.gamma ** (k + 1), i", "self.gamma**k, i"),
+        ("taking one step too many", "range(self.n_step)", "range(self.n_step + 1)", "self.n_step - 1", "self.n_step"),
+        ("returning the step after", "(k + 1), i\n", "(k + 1), i + 1\n"),
+        ("going on into the next", " or self.dones[i, env, g]", ""),
+        (
+            "leaving out the reward of the step that ends",
+            "                returns[g, b]",
+            "                if self.dones[i, env, g]:\n                    break\n                returns[g, b]",
+        ),
+        ("discounting by gamma^3", "self.gamma ** (k + 1), i", "self.gamma**self.n_step, i"),
+        ("stopping at the end of the array", "i == newest", "i in (newest, self.steps - 1)"),
+        ("going on from the newest", " or i == newest", ""),
+        ("ending both windows", "self.dones[i, env, g]", "self.dones[i, env].any()"),
+        ("letting both windows", "self.dones[i, env, g]", "self.dones[i, env].all()"),
+    ],
 }
 
 
@@ -652,7 +687,7 @@ def solved(name, solution):
 
 def test_the_table_has_what_it_should():
     """Fails if a script has no exercise or no hunt, or an exercise no known mistakes."""
-    scripts = {f"{name}.py" for name in "ppo ppo_masked ppod dqn ddpg_td3 es qlearning mappo".split()}
+    scripts = {f"{name}.py" for name in "ppo ppo_masked ppod dqn ddpg_td3 es qlearning mappo maddpg_matd3".split()}
     assert {e.script for e in EXERCISES.values()} >= scripts and {h.script for h in HUNTS.values()} >= scripts
     assert len(EXERCISES) >= 16 and len(HUNTS) >= 10
     for task in [*EXERCISES.values(), *HUNTS.values()]:
