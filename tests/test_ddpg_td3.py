@@ -518,9 +518,9 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins():
     three = lambda **given: [getattr(Args(**given), name) for name in ("twin_q", "target_noise", "policy_frequency")]
     assert three() == three(algorithm="td3") == [True, 0.2, 2]
     assert three(algorithm="ddpg") == three(algorithm="ddpg", env_id="Pendulum-v1") == [False, 0.0, 1]
-    lander = dict(env_id="LunarLanderContinuous-v3")  # tuned: TD3 with a single critic
-    assert three(**lander) == three(**lander, algorithm="td3") == [False, 0.2, 2]
-    assert three(**lander, algorithm="ddpg") == [False, 0.0, 1]
+    lander = dict(env_id="LunarLanderContinuous-v3")  # tuned: DDPG with noise on the target's actions
+    assert three(**lander) == three(**lander, algorithm="ddpg") == [False, 0.2, 1]
+    assert three(**lander, algorithm="td3") == [True, 0.2, 2]
     assert three(**lander, policy_frequency=3) == [False, 0.2, 3]
     assert three(algorithm="ddpg", twin_q=True) == [True, 0.0, 1]
     assert three(target_noise=0.0) == [True, 0.0, 2]
