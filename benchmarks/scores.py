@@ -6,7 +6,7 @@ Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval
 the last evaluation (100 deterministic episodes of the final weights). Where a run stops as soon as an evaluation is
 good enough (--stop-at-return), its final weights play another 100 episodes, and these count; so do its best weights,
 those that --evaluate plays, whose score is kept beside that. Merges into benchmarks/results/ppo_scores.json, prints a
-table, and keeps the learning curve of seed 1 as ppo_ENV_ID.png beside it.
+table, and keeps the learning curve of the first seed as ppo_ENV_ID.png beside it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
 
 
-def score(script, env_id, seed, flags):
+def score(script, env_id, seed, flags, keep_curve):
     """The summary of one run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / script), "--env-id", env_id, "--seed", str(seed), *shlex.split(flags)]
@@ -35,7 +35,7 @@ def score(script, env_id, seed, flags):
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise SystemExit(done.stderr)
-        if seed == 1:
+        if keep_curve:
             RESULTS.mkdir(exist_ok=True)
             shutil.copy(
                 Path(folder, "learning_curve.png"), RESULTS / f"{Path(script).stem}_{env_id.replace('/', '-')}.png"
@@ -65,9 +65,10 @@ def main():
     path = RESULTS / f"{Path(args.script).stem}_scores.json"
     with ThreadPoolExecutor(args.jobs) as pool:
         for env_id in args.env_ids:
-            summaries = list(
-                pool.map(lambda seed, env_id=env_id: score(args.script, env_id, seed, args.flags), args.seeds)
-            )
+            runs = [
+                pool.submit(score, args.script, env_id, seed, args.flags, seed == args.seeds[0]) for seed in args.seeds
+            ]
+            summaries = [run.result() for run in runs]
             report = json.loads(path.read_text()) if path.exists() else {}
             entry = report[f"{env_id} {args.flags}".strip()] = {
                 "seeds": args.seeds,
