@@ -376,7 +376,10 @@ def slices(sizes, begin):
 
 
 def make_team_envs(args, num_envs, render_mode=None, team_env=TeamEnv):
-    """A vector environment of TeamEnvs with next-step autoreset. UserError, saying what to do, if it cannot be made."""
+    """A vector environment with next-step autoreset, each of whose environments is team_env(what makes PettingZoo's).
+
+    UserError, saying what to do, if it cannot be made.
+    """
     parent, _, name = args.env_id.replace(":", ".").rpartition(".")
     parallel_env = None
     try:
