@@ -1,0 +1,250 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "matplotlib==3.11.2", "tyro==1.0.17"]
+# ///
+"""Compare runs: the learning curves of several run folders in one picture, averaged over seeds.
+
+Runs that differ in nothing but their seed are one setting, and each setting is one curve: the line is the mean over its
+seeds, the band reaches from the worst seed to the best. The legend names what differs. Each environment has a panel.
+
+    python compare.py runs/*                                  # all runs there are -> compare.png
+    python compare.py runs/A runs/B runs/C --table            # and print final means with 95 % intervals
+    python compare.py runs/* --returns training --x seconds   # returns while training, against time
+"""
+
+import csv
+import json
+import os
+import sys
+import textwrap
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Every flag with its default."""
+
+    run_dirs: tyro.conf.Positional[tuple[str, ...]]  # the run folders to compare
+    out: str = "compare.png"  # where the picture goes; an earlier one of that name is replaced
+    returns: Literal["evaluation", "training"] = "evaluation"  # of evaluations, or of the episodes of training
+    x: Literal["step", "seconds"] = "step"  # against environment steps, or seconds since training began
+    table: bool = False  # also print the final mean of each setting, with its 95 % confidence interval
+
+
+IGNORED = "run_dir resume evaluate model render config progress capture_video".split()  # make no other setting
+ONLY_SPEED = "device torch_threads compile async_envs".split()  # nor do these, unless seconds are drawn
+LARGEST_FILE = 20_000_000  # bytes; a metrics.csv of ten thousand rows has about two million
+LARGEST_NUMBER = 1e30  # a larger one is damage, and cannot be drawn
+# 97.5 % quantiles of Student's t for 2 to 16 seeds; the last one serves for more, and is at most 9 % too large.
+T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+# What the picture needs of a run folder. A list of these is a setting. x (steps or seconds) and returns: (points,)
+LoggedRun = namedtuple("LoggedRun", "folder seed arguments x returns")
+
+
+class UserError(Exception):
+    """Something the user can mend: shown as one line, with exit code 2."""
+
+
+def printable(value):
+    """The value as text without line breaks or control characters: these, in a stranger's file, command a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in str(value))
+
+
+def read_text(folder, name):
+    """The text of a file in a run folder. UserError if it is missing, unreadable, too large or not UTF-8."""
+    path = Path(folder, name)
+    try:
+        if not path.is_file():  # from a pipe, say, we would wait for ever
+            raise UserError(f"{folder} is no run folder: it has no {name}")
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{folder}: {name} is larger than {LARGEST_FILE:,} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder}: cannot read {name}: {error}") from None
+
+
+def read_arguments(folder):
+    """A run's arguments as text, and "script", which made it. UserError if config.json is not that of a run."""
+    try:
+        config = json.loads(read_text(folder, "config.json"))
+        arguments = {printable(name): printable(value) for name, value in config["args"].items()}
+        if not {"env_id", "seed"} <= arguments.keys():
+            raise ValueError("every script has these two")
+        script = config.get("script")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{folder} is no run folder: config.json is damaged, or not that of a run") from None
+    if script is None:  # an older run: its folder is named ENV__SCRIPT__SEED__TIME, unless the user named it
+        fields = Path(folder).absolute().name.split("__")
+        script = fields[1] if len(fields) == 4 else "unknown"
+    return {"script": printable(script).removesuffix(".py")} | arguments
+
+
+def read_columns(folder, name, columns):
+    """Columns of a CSV file as arrays. Rows with a NaN (no episode was over yet) are left out."""
+    whole_rows, _, _ = read_text(folder, name).rpartition("\n")  # the last row may be only half written
+    rows = []
+    try:
+        for row in csv.DictReader(whole_rows.splitlines()):
+            rows.append([float(row[column]) for column in columns])
+    except (KeyError, TypeError, ValueError, csv.Error):
+        raise UserError(f"{folder}: {name} is damaged: each row needs numbers for {' and '.join(columns)}") from None
+    table = np.array(rows).reshape(-1, len(columns))
+    table = table[~np.isnan(table).any(axis=1)]
+    if len(table) == 0:
+        raise UserError(f"{folder}: {name} holds no return yet")
+    if np.abs(table).max() > LARGEST_NUMBER or np.any(np.diff(table[:, 0]) < 0):
+        raise UserError(f"{folder}: {name} is damaged: a number is beyond all bounds, or {columns[0]} falls")
+    return table.T
+
+
+def read_run(folder, returns, x):
+    """A run folder as a LoggedRun. UserError, saying which folder and why, if it is none."""
+    arguments = read_arguments(folder)
+    seed = arguments.pop("seed")
+    ignored = IGNORED if x == "seconds" else IGNORED + ONLY_SPEED
+    for name in ignored:
+        arguments.pop(name, None)
+    csv_name = "metrics.csv" if returns == "training" else "evaluations.csv"
+    if csv_name == "evaluations.csv" and not Path(folder, csv_name).exists():
+        raise UserError(f"{folder} has no evaluations.csv: --returns training draws its training episodes instead")
+    return LoggedRun(folder, seed, arguments, *read_columns(folder, csv_name, [x, "return_mean"]))
+
+
+def group_runs(runs):
+    """{environment: [setting, …]}. UserError if a setting has a seed twice, which would count for two."""
+    panels = {}
+    for run in runs:
+        settings = panels.setdefault(run.arguments["env_id"], {})
+        setting = settings.setdefault(frozenset(run.arguments.items()), [])
+        for other in setting:
+            if other.seed == run.seed:
+                raise UserError(f"{run.folder} has the setting and the seed of {other.folder}: leave out one of them")
+        setting.append(run)
+    return {env_id: list(settings.values()) for env_id, settings in panels.items()}
+
+
+def label_settings(settings):
+    """What the legend says of each setting of a panel: the number of seeds, and the arguments in which they differ."""
+    known = {}  # script -> every argument that one of its runs has; those of other scripts do not concern it
+    for setting in settings:
+        arguments = setting[0].arguments
+        known.setdefault(arguments["script"], {}).update(dict.fromkeys(arguments, "not set"))
+    complete = [known[setting[0].arguments["script"]] | setting[0].arguments for setting in settings]
+    labels = []
+    for setting, arguments in zip(settings, complete):
+        differing = []
+        for name, value in arguments.items():
+            if any(other.get(name, value) != value for other in complete):
+                differing.append(f"{name}={value}")
+        seeds = "1 seed" if len(setting) == 1 else f"{len(setting)} seeds"
+        labels.append(f"{seeds}: {', '.join(differing)}" if differing else seeds)
+    return labels
+
+
+def across_seeds(setting):
+    """(x, mean, lowest, highest): the returns of a setting over its seeds, an array each.
+
+    x has every point at which some seed was measured; between its own points, a seed's return is on a straight line.
+    Every mean is over all seeds: x begins where the last of them begins, and ends where the first of them ends.
+    """
+    begins_last = max(setting, key=lambda run: run.x[0])
+    ends_first = min(setting, key=lambda run: run.x[-1])
+    x = np.unique(np.concatenate([run.x for run in setting]))
+    x = x[(x >= begins_last.x[0]) & (x <= ends_first.x[-1])]
+    if len(x) == 0:
+        raise UserError(f"{ends_first.folder} ends before {begins_last.folder}, of the same setting, has a return")
+    returns = np.array([np.interp(x, run.x, run.returns) for run in setting])
+    return x, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0)
+
+
+def draw(panels, args):
+    """The picture, a matplotlib Figure: a panel for each environment, a curve for each of its settings."""
+    from matplotlib.figure import Figure  # slow to import
+
+    height = 5 + 0.25 * max(len(settings) for settings in panels.values())  # the legend stands below the curves
+    figure = Figure(figsize=(9, height * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), squeeze=False).flat
+    for axes, (env_id, settings) in zip(all_axes, panels.items()):
+        for number, (setting, label) in enumerate(zip(settings, label_settings(settings))):
+            x, mean, lowest, highest = across_seeds(setting)
+            label = textwrap.fill(label, 100, max_lines=5, placeholder=" …")
+            if x[-1] < 0.9 * max(run.x[-1] for run in setting):
+                label += "\n(up to the end of the shortest run)"
+            style = ["-", "--", ":", "-."][number // 10 % 4]  # there are ten colours
+            marker = "o" if args.returns == "evaluation" or len(x) == 1 else ""  # a single point is no line
+            label = label.replace("$", r"\$")  # it begins no formula
+            (line,) = axes.plot(x, mean, linestyle=style, marker=marker, markersize=3, label=label)
+            axes.fill_between(x, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=0)
+        unit = "environment steps" if args.x == "step" else "seconds of training"
+        title = env_id.replace("$", r"\$")
+        axes.set(title=title, xlabel=unit, ylabel=f"{args.returns} return: mean over seeds, worst to best")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize="small", frameon=False)
+        axes.xaxis.set_major_formatter("{x:,.10g}")
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def write_picture(figure, out):
+    """Write under a passing name, then rename: whoever looks finds the old picture or the new, never half."""
+    temporary = Path(f"{out}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
+        with temporary.open("xb") as file:
+            figure.savefig(file, dpi=120, format="png")
+        os.replace(temporary, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error}") from None
+
+
+def confidence_interval(finals):
+    """(low, high), 95 %, of the mean of n >= 2 independent numbers: mean ± t s / √n, where s² divides by n - 1."""
+    n = len(finals)
+    half_width = T_QUANTILES[min(n, 16) - 2] * np.std(finals, ddof=1) / np.sqrt(n)
+    return np.mean(finals) - half_width, np.mean(finals) + half_width
+
+
+def print_table(panels, args):
+    """The mean of the last returns of each setting's runs, the 95 % interval, the worst seed, the ends of the runs."""
+    for env_id, settings in panels.items():
+        print(f"\n{env_id}: last {args.returns} return of each run")
+        print(f"{'mean':>10}  {'95 % interval':^24}  {'worst seed':>10}  {'at ' + args.x:^24}  setting")
+        for setting, label in zip(settings, label_settings(settings)):
+            finals = [run.returns[-1] for run in setting]
+            ends = sorted(run.x[-1] for run in setting)
+            interval = "one seed: no interval"
+            if len(finals) > 1:
+                interval = "{:.5g} to {:.5g}".format(*confidence_interval(finals))
+            at = f"{ends[0]:,.0f} to {ends[-1]:,.0f}"
+            print(f"{np.mean(finals):>10.5g}  {interval:^24}  {min(finals):>10.5g}  {at:^24}  {label}")
+
+
+def compare(args):
+    """Draw the picture and print what there is to say. UserError on bad input, before anything is written."""
+    if not args.run_dirs or Path(args.out).suffix != ".png":
+        raise UserError("give at least one run folder, and an --out that ends in .png")
+    panels = group_runs([read_run(folder, args.returns, args.x) for folder in args.run_dirs])
+    replaced = " (an earlier one was replaced)" if Path(args.out).exists() else ""
+    write_picture(draw(panels, args), args.out)
+    print(f"picture: {args.out}{replaced}")
+    if args.table:
+        print_table(panels, args)
+
+
+def main():
+    """Compare as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter of a label shows a ?
+    try:
+        compare(tyro.cli(Args, description=__doc__))
+    except UserError as error:
+        print(f"{sys.argv[0]}: {printable(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
