@@ -9,17 +9,17 @@
 
 Play T steps in N environments, let the critic say how much better than expected each action turned out (the action's
 advantage A), and make the better actions likelier. Several epochs of gradient steps reuse the same data, so the policy
-pi moves away from the old policy that collected it; clipping takes away what would be gained by moving their ratio r
-far from 1:
+pi moves away from the old policy that collected it. Clipping removes the incentive to move the ratio r of the two far
+from 1:
 
     L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / pi_old(a|s)     (arXiv 1707.06347, eq. 7)
 
     python ppo.py                                            # CartPole-v1, a few seconds
     python ppo.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
-    python ppo.py --evaluate runs/DIR                        # play what a run has left behind
+    python ppo.py --evaluate runs/DIR --render               # watch what a run has left behind
 
 Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices arXiv 2006.05990.
-The story ends at "# ===== helpers"; what stands below makes environments, keeps the run folder and draws the curve.
+The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
 import importlib
@@ -76,7 +76,7 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    estimator: Annotated[  # how advantages are estimated; --buffer is the flag's older name
+    estimator: Annotated[  # of advantages; vanilla: discounted return minus value. --buffer is an older name
         Literal["gae", "vtrace", "vanilla"], tyro.conf.arg(aliases=["--buffer"])
     ] = "gae"
     learning_rate: float = 3e-4  # Adam's learning rate
@@ -92,15 +92,15 @@ class Args:
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # how far a value may move before its loss is clipped
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this norm
-    target_kl: float | None = None  # end an update after an epoch whose last minibatch has a larger KL divergence
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor (vectors only)
-    critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of the critic; None: as the actor's
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    target_kl: float | None = None  # no more epochs once the KL divergence of an epoch's last minibatch exceeds this
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
+    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are always true ones
     compile: bool = False  # compile the loss: faster, after half a minute
 
@@ -159,8 +159,8 @@ class Agent(nn.Module):
         self.device = device
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        self.factors = factor_sizes(action_space)  # categories of each factor; a Box has one entry, its dimensions
-        outputs = sum(self.factors)
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; of a Box only its dimensions
+        outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
         self.image = is_image(observation_space)
         # The actor's small gain makes the first policy nearly uniform, or the first means nearly 0.
@@ -175,15 +175,15 @@ class Agent(nn.Module):
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
         self.to(device)
-        # Made after the move, the statistics stay on the CPU: they are float64, which not every device has.
+        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
-        """What actor and critic see of observations (B, …): images through the CNN, vectors flat and normalised."""
+        """The input of actor and critic: images (B, …) through the CNN, vectors flat and normalised."""
         if self.image:
             return self.cnn(obs)
-        obs = obs.reshape(len(obs), -1).float()
+        obs = obs.reshape(len(obs), -1)
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def value(self, obs):
@@ -197,13 +197,14 @@ class Agent(nn.Module):
         if self.continuous:
             log_probs, entropies = gaussian(output, actions, self.log_std)
         else:
-            log_probs, entropies = categorical(output, actions, self.factors)
+            log_probs, entropies = categorical(output, actions, self.output_sizes)
         return log_probs, entropies, self.critic(features).squeeze(1)
 
     @torch.no_grad()
     def policy_output(self, obs):
-        """Logits or means (B, …), a NumPy array, for a NumPy array of observations."""
-        features = self.features(torch.as_tensor(obs, device=self.device))
+        """Logits or means (B, …), a NumPy array, for a NumPy array of observations. Acting is done in NumPy."""
+        dtype = torch.uint8 if self.image else torch.float32
+        features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
         return as_numpy(self.actor, features)
 
     def sample(self, obs, rng):
@@ -224,10 +225,10 @@ class Agent(nn.Module):
         """The category with the largest logit in each factor, (B, factors)."""
         categories = []
         first = 0
-        for size in self.factors:
+        for size in self.output_sizes:
             categories.append(logits[:, first : first + size].argmax(1))
             first += size
-        return np.stack(categories, axis=1)
+        return np.array(categories).T
 
     def act(self, obs):
         """What the deterministic policy does, as the environment takes it: evaluations call this."""
@@ -246,13 +247,16 @@ class Agent(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the true successor of step t. Where step t
-# terminated its episode, nothing follows and next_values[t] counts for nothing. Where it was truncated, next_values[t]
-# stands for the rest. After either, no later reward counts. Where both are set, terminated wins.
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
+# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
+# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
-    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}, with V(s_{t+1}) for R_{t+1} where something was cut off."""
+    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}.
+
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a termination, 0 does.
+    """
     next_values = next_values * ~terminated
     ends = terminated | truncated
     returns = torch.empty_like(rewards)
@@ -270,17 +274,17 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
-    continues = ~(terminated | truncated)
+    decay = gamma * gae_lambda * ~(terminated | truncated)
     advantages = torch.empty_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantages[t] = deltas[t] + gamma * gae_lambda * continues[t] * next_advantage
+        advantages[t] = deltas[t] + decay[t] * next_advantage
         next_advantage = advantages[t]
     return advantages, advantages + values
 
 
 def compute_vtrace(rewards, values, next_values, terminated, truncated, log_ratios, gamma, rho_clip=1.0, c_clip=1.0):
-    """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu of the policies now and when it played.
+    """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu, where pi is the policy now, mu played.
 
     v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
     rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
@@ -293,30 +297,32 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, log_rati
     deltas = rewards + gamma * next_values - values
     advantages = torch.empty_like(rewards)
     targets = torch.empty_like(rewards)
-    next_correction = torch.zeros_like(rewards[0])  # v_{t+1} - V_{t+1}
+    correction = torch.zeros_like(rewards[0])  # v_t - V_t
     for t in reversed(range(len(rewards))):
-        next_correction = continues[t] * next_correction
+        next_correction = continues[t] * correction
         advantages[t] = rho[t] * (deltas[t] + gamma * next_correction)
         correction = rho[t] * deltas[t] + gamma * c[t] * next_correction
         targets[t] = values[t] + correction
-        next_correction = correction
     return advantages, targets
 
 
-# Flat tensors (B, …) of the same rows. The old log-probs and values are what the loss compares the present ones with.
+# Flat tensors (B, …) of the same rows. The loss compares the present log-probs and values with the old ones.
 Batch = namedtuple("Batch", "obs actions old_log_probs old_values advantages returns")
 
 
 class RolloutBuffer:
-    """One rollout, time-major (T, N, …). Kept in host memory, images as uint8.
+    """One rollout, time-major (T, N, …), in host memory; observations of bytes stay bytes.
 
-    After an episode's end the next row only resets its environment (next-step autoreset); the action in it is ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
-        row  observation          reward  terminated  reset row     An episode of two steps ends in s2. Row 2 is a reset
-         0   s0                   r0      no          no            row and never enters a minibatch, but it holds s2:
-         1   s1                   r1      yes         no            the true successor of step t is always the
-         2   s2, the final one    0       no          yes           observation in row t + 1, whether or not an episode
-         3   s0 of the next one   r0      no          no            ended in between.
+        row  observation          action   reward  terminated  reset row
+         0   s0                   a0       r0      no          no
+         1   s1                   a1       r1      yes         no
+         2   s2, the final one    ignored  0       no          yes
+         3   s0 of the next one   a0       r0      no          no
+
+    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
+    whether or not an episode ended in between.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -346,16 +352,16 @@ class RolloutBuffer:
 
         G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
         """
-        history = np.zeros(self.rewards.shape)
-        for t in range(len(history)):
+        all_returns = np.zeros(self.rewards.shape)
+        for t in range(len(all_returns)):
             self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
-            history[t] = self.discounted_returns
+            all_returns[t] = self.discounted_returns
             self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
-        stats.update(history[~self.reset_rows])
+        stats.update(all_returns[~self.reset_rows])
         self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     def played_obs(self):
-        """The observations that an action was chosen for, all but those of reset rows: (rows, numbers)."""
+        """Observations of all rows but reset rows, flat: (rows, numbers)."""
         obs = self.obs[:-1][~self.reset_rows]
         return obs.reshape(len(obs), -1)
 
@@ -370,10 +376,10 @@ class RolloutBuffer:
         return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, mu_log_probs, args):
-        """Set advantages and returns (T, N), and keep the log-probs and values for the minibatches.
+        """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
-        log_probs (T, N) and values (T + 1, N) are of the agent as it is now; mu_log_probs (T, N) of the policy mu that
-        played, which only V-trace tells from the former.
+        log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
+        played, which only V-trace uses.
         """
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
@@ -391,7 +397,7 @@ class RolloutBuffer:
             self.advantages = self.returns - values[:-1]
 
     def minibatches(self, num_minibatches, rng):
-        """Yield Batches, in random order, which together hold every row but the reset rows once."""
+        """Yield Batches that together hold every row but the reset rows once, in random order."""
         device = self.advantages.device
         obs = torch.as_tensor(self.obs[:-1], device=device).flatten(0, 1)
         actions = torch.as_tensor(self.actions, device=device).flatten(0, 1)
@@ -405,7 +411,7 @@ class RolloutBuffer:
                 yield Batch(obs[rows], actions[rows], log_probs[rows], values[rows], advantages[rows], returns[rows])
 
     def explained_variance(self):
-        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it did no better than a constant."""
+        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
         played = torch.as_tensor(~self.reset_rows, device=self.returns.device)
         if not played.any():
             return torch.zeros(())
@@ -439,7 +445,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(pi_old || pi) from samples of pi_old: E[(r - 1) - log r], unbiased, no term negative (Schulman's k3)."""
+    """KL(pi_old || pi) from samples of pi_old: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -448,18 +454,19 @@ def ppo_loss(agent, batch, args):
     log_probs, entropies, values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
-    v_loss = value_loss(values, batch.old_values, batch.returns, args.clip_vloss_coef if args.clip_vloss else None)
+    v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    clipped = (log_ratios.exp() - 1).abs() > args.clip_coef
+    log_ratios = log_ratios.detach()
     figures = {
         "loss": loss.detach(),
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
         "entropy": entropy.detach(),
-        "approx_kl": approximate_kl(log_ratios.detach()),
-        "clip_fraction": clipped.float().mean(),
+        "approx_kl": approximate_kl(log_ratios),
+        "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
     return loss, figures
 
@@ -468,7 +475,7 @@ def ppo_loss(agent, batch, args):
 
 
 def train(args):
-    """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
+    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
     envs = make_envs(args, args.num_envs)
     check_rollout(args, envs)
@@ -478,7 +485,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint, since none holds the episodes under way
+        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
             envs, obs, rng = run.new_envs()
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
@@ -492,19 +499,19 @@ def train(args):
             run.count(next_obs, rewards, terminated | truncated, reset_rows)
             obs = next_obs
             reset_rows = terminated | truncated
-        buffer.obs[args.num_steps] = obs
+        buffer.obs[-1] = obs
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        log_probs, values = buffer.log_probs_and_values(agent)
-        mu_log_probs = log_probs  # of the policy mu that has just played
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
+        mu_log_probs = log_probs  # mu: the policy that has just played
         buffer.compute_advantages(log_probs, values, mu_log_probs, args)
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
 
         for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # pi has left mu: V-trace corrects for how far
+            if args.estimator == "vtrace" and epoch > 0:  # the policy is no longer mu: correct for it
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, mu_log_probs, args)
             for batch in buffer.minibatches(args.num_minibatches, rng):
@@ -514,10 +521,11 @@ def train(args):
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
                 run.log(**figures)
-            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:  # of the last minibatch
+            last_kl = figures["approx_kl"]
+            if args.target_kl is not None and last_kl > args.target_kl:
                 break
 
-        if args.normalize_obs:  # after learning, so that it saw the very numbers that the actions were chosen by
+        if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting
             agent.obs_stats.update(buffer.played_obs())
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
@@ -643,7 +651,7 @@ def is_image(space):
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-def factor_sizes(space):
+def output_sizes(space):
     """Numbers of categories of the factors of a discrete action space; of a Box, its number of dimensions."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
@@ -770,10 +778,10 @@ def make_envs(args, num_envs, render_mode=None):
     if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
         raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
     import_plugin(args.env_id)
-    with blame(f"--env-kwargs {args.env_kwargs} is not a JSON object", ValueError, TypeError, RecursionError):
+    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
         kwargs = dict(**json.loads(args.env_kwargs))
+        frames = int(kwargs.get("frameskip", 4)) * episode_limit(args)
     if atari:
-        frames = kwargs.get("frameskip", 4) * episode_limit(args)
         kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
     elif args.max_episode_steps is not None:
         kwargs["max_episode_steps"] = args.max_episode_steps
@@ -878,7 +886,7 @@ def make_agent(args, envs):
     """An untrained Agent for these environments. UserError if the script cannot handle a space or the device."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
-    if not isinstance(action_space, kinds) or not 0 < sum(factor_sizes(action_space)) <= 100_000:
+    if not isinstance(action_space, kinds) or not 0 < sum(output_sizes(action_space)) <= 100_000:
         wanted = "Discrete, Box, MultiDiscrete or MultiBinary actions, 100,000 categories at most"
         raise UserError(f"{args.env_id} has {action_space}; this script needs {wanted}")
     image = isinstance(obs_space, spaces.Box) and is_image(obs_space)
@@ -914,7 +922,7 @@ def check_rollout(args, envs):
 
 
 class UserError(Exception):
-    """Something the user can mend: shown as one line, with exit code 2."""
+    """Something the user can fix: shown as one line, with exit code 2."""
 
 
 @contextmanager
@@ -930,7 +938,7 @@ def blame(what, *expected):
 COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
 COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
 COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
-NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how
+NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
 MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
 
 
@@ -965,7 +973,7 @@ def as_flags(settings):
 
 
 def read_config(path, given):
-    """Args from the config.json of a run. UserError if it is none, or asks for code that is not `given` as well."""
+    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
     with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
         stored = dict(json.loads(Path(path).read_text(encoding="utf-8"))["args"])
     words = [word for value in stored.values() if isinstance(value, list) for word in value]
@@ -997,7 +1005,7 @@ def check_args(args):
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the undiscounted return of deterministic episodes.
 
-    Every episode has a slot of its own: to count those that finish first would favour the short ones. `render` opens a
+    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
     window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
     """
     atari = args.env_id.startswith("ALE/")
@@ -1021,14 +1029,14 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
 
 
 def evaluation_seed(args):
-    """The seed of the first episode of an evaluation, drawn so that no two runs are judged by the same episodes."""
+    """The seed of evaluations, drawn from --seed: two runs with different seeds are judged by different episodes."""
     return int(np.random.default_rng([args.seed, 0, 1]).integers(2**31))
 
 
 def write_file(path, write):
-    """Call write(file), then rename the file to `path`: whoever looks finds the old one or the new, never half."""
+    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with blame(f"cannot write {path}; the last checkpoint is good", OSError, RuntimeError):
+    with blame(f"cannot write {path}", OSError, RuntimeError):
         temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
         with temporary.open("xb") as file:
             write(file)
@@ -1042,7 +1050,7 @@ def check_no_link(folder):
 
 
 def read_weights(path, args, agent):
-    """Read a file of models/ or a checkpoint, executing nothing in it; copy its weights into the agent. Returns all."""
+    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
     import torch
 
     try:
@@ -1051,13 +1059,13 @@ def read_weights(path, args, agent):
             agent.load_state_dict(state["agent"])
             return state
         reason = f"it is of {state['env_id']}"
-    except Exception as error:  # damage raises anything; and torch's words would tell how to execute the file
+    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
         reason = type(error).__name__
     raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
 
 
 def load(run_dir, model="best", **given):
-    """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged.
+    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
 
     What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
     """
@@ -1076,15 +1084,15 @@ def load_agent(args):
 
 
 class Run:
-    """What a run keeps besides what it learns: its folder, steps and episodes, evaluations, checkpoints, curve.
+    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
 
     `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
-    `log_every` steps, or at each call of write_what_is_due. `explores` says that training's own episodes explore, so
-    that only evaluations show whether it may stop at a return.
+    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
+    decide whether to stop at a return.
 
-    A checkpoint is a restart: it holds no environment and no generator. After it has been written, training makes its
-    environments anew and seeds everything from (seed, step), as a run does that is resumed from it. So to be killed and
-    resumed gives the same numbers, bit for bit, as to go on.
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
+    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
+    gives the same numbers, bit for bit, as one that was left alone.
     """
 
     def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
@@ -1096,13 +1104,13 @@ class Run:
         self.step = 0  # environment steps, without reset rows
         self.seconds = 0.0
         self.episodes = []  # (step, return) of each training episode
-        self.evaluations = []  # (step, seconds, mean, standard deviation)
+        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
         self.figures = {}  # logged since the last row of metrics.csv
         self.restarts = True  # whether training begins anew: at first, and after each checkpoint
         self.envs_are_new = True
         tenth = math.ceil(args.total_timesteps / 10)
         longest = min(episode_limit(args, envs.spec), 2_000)
-        enough = 10 * longest * envs.num_envs  # between restarts closer than ten long episodes, few of these would end
+        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
         checkpoint_every = args.checkpoint_every or max(tenth, enough)
         self.args = replace(args, eval_every=args.eval_every or tenth, checkpoint_every=checkpoint_every)
         if args.capture_video:
@@ -1120,7 +1128,7 @@ class Run:
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
 
     def open_folder(self):
-        """Make the run folder, or put all back as it was at its last checkpoint; write config.json."""
+        """Make the run folder, or restore its last checkpoint; write config.json."""
         checkpoint = self.dir / "checkpoint.pt"
         with blame(f"cannot make {self.dir}", OSError):
             check_no_link(self.dir / "models")
@@ -1129,8 +1137,8 @@ class Run:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
             stored = read_config(self.dir / "config.json", self.args)
-            names = [key for key in vars(stored) if key not in MAY_CHANGE + NOT_FROM_A_FILE]
-            changed = [key for key in names if getattr(stored, key) != getattr(self.args, key)]
+            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
+            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
             if changed:
                 raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
         metrics = b""
@@ -1164,14 +1172,16 @@ class Run:
                 path.unlink()
         (models / "best.pt").unlink(missing_ok=True)
         if self.evaluations:
-            best, *_ = max(self.evaluations, key=lambda evaluation: (evaluation[2], evaluation[0]))
+            best, *_ = max(
+                self.evaluations, key=lambda evaluation: (evaluation[2], evaluation[0])
+            )  # by mean, then step
             weights = (models / f"{best}.pt").read_bytes()
             write_file(models / "best.pt", lambda file: file.write(weights))
 
     def new_envs(self):
         """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
 
-        A reset with a seed would not do: after it, Box2D's environments keep traces of the episodes before.
+        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
         """
         if not self.envs_are_new:
             self.envs.close()
@@ -1185,7 +1195,7 @@ class Run:
         return self.envs, obs, rng
 
     def count(self, next_obs, rewards, ended, reset_rows):
-        """Count what a step of all environments has led to. UserError if it holds a NaN or an infinity."""
+        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
         self.step += len(rewards) - int(reset_rows.sum())
         self.check_finite(observation=next_obs, reward=rewards)
         self.totals += rewards
@@ -1197,16 +1207,15 @@ class Run:
         """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
         for name, value in values.items():
             if not np.isfinite(value).all():
-                what = f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite"
-                raise UserError(f"{what}; checkpoints written before are good")
+                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
 
     def log(self, **figures):
-        """Take figures (numbers, or tensors of one number), whose means the next row of metrics.csv will have."""
+        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
         for name, value in figures.items():
             self.figures.setdefault(name, []).append(value)
 
     def write_what_is_due(self):
-        """After the steps counted since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
+        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
         self.seconds = time.time() - self.begun
         self.bar.update(self.step - self.last_step)
         evaluation = self.passed(self.args.eval_every) or self.is_finished()
@@ -1222,7 +1231,7 @@ class Run:
         self.last_step = self.step
 
     def passed(self, every):
-        """Whether the steps since the last call have passed a multiple of `every`; 0 stands for each step."""
+        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
         return self.step // max(1, every) > self.last_step // max(1, every)
 
     def is_finished(self):
@@ -1233,7 +1242,7 @@ class Run:
         if goal is None:
             return False
         if self.explores:
-            return bool(self.evaluations) and self.evaluations[-1][2] >= goal
+            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
         return len(self.episodes) >= 100 and self.mean_return() >= goal
 
     def mean_return(self):
@@ -1250,32 +1259,33 @@ class Run:
         self.figures = {}
         row |= {name: means.get(name, math.nan) for name in FIGURES}
         path = self.dir / "metrics.csv"
-        with blame(f"cannot write {path}; the last checkpoint is good", OSError), path.open("a") as file:
+        with blame(f"cannot write {path}", OSError), path.open("a") as file:
             if file.tell() == 0:
                 file.write(",".join(row) + "\n")
             file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
         self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
 
     def write_evaluation(self):
-        """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked."""
+        """Evaluate; save the weights as models/STEP.pt, and as best.pt if none were better; film if asked."""
         import torch
 
         seed = evaluation_seed(self.args)
-        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        episodes = self.args.eval_episodes
+        mean, std = evaluate(self.agent, self.args, episodes, seed)
         self.check_finite(evaluation=mean)
-        best = all(mean >= earlier for _, _, earlier, _ in self.evaluations)
-        self.evaluations.append((self.step, self.seconds, mean, std))
+        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
+        self.evaluations.append((self.step, self.seconds, mean, std, episodes))
         weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
         for name in [self.step, "best"] if best else [self.step]:
             write_file(self.dir / f"models/{name}.pt", partial(torch.save, weights))
-        rows = ["step,seconds,return_mean,return_std"]
+        rows = ["step,seconds,return_mean,return_std,episodes"]
         rows += [",".join(f"{x:.8g}" for x in evaluation) for evaluation in self.evaluations]
         write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
         if self.args.capture_video:
             evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
 
     def write_checkpoint(self):
-        """Write checkpoint.pt and the curve; training restarts from here, whether or not it is killed later."""
+        """Write checkpoint.pt and the curve; training restarts from here, whether or not the run is killed later."""
         import torch
 
         metrics_size = os.path.getsize(self.dir / "metrics.csv")
@@ -1296,9 +1306,8 @@ class Run:
         steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
         top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
         top.plot(metrics["step"], metrics["return_mean"], color="tab:blue", label="mean of the last 100")
-        steps, _, means, stds = np.array(self.evaluations, float).reshape(-1, 4).T
-        label = "evaluation, ± standard deviation"
-        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label=label)
+        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
+        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
         top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
         for name in CURVE:
             bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
@@ -1312,15 +1321,15 @@ class Run:
 
     def finish(self):
         """Write summary.json, print the last two lines, return the summary."""
-        if not self.evaluations:  # resumed with fewer steps than it had taken
+        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
             self.write_evaluation()
         self.bar.close()
         self.envs.close()
-        _, _, mean, std = self.evaluations[-1]
-        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": self.args.eval_episodes}
+        _, _, mean, std, episodes = self.evaluations[-1]
+        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": episodes}
         summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {mean:.1f} ± {std:.1f} over {self.args.eval_episodes} episodes, after {self.step:,} steps")
+        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes} episodes, after {self.step:,} steps")
         print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
         return summary
 
@@ -1335,7 +1344,7 @@ def main():
             train(args)
             return
         agent = load_agent(args)
-        seed = evaluation_seed(args) + args.eval_episodes  # not those by which the best weights were chosen
+        seed = evaluation_seed(args) + 10_000  # beyond the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
         if args.capture_video:
@@ -1347,7 +1356,8 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
         sys.exit(2)
     except KeyboardInterrupt:
-        tqdm.write(f"stopped; to go on: --resume {getattr(args, 'folder', 'RUN_DIR')}", file=sys.stderr)
+        folder = getattr(args, "folder", None)  # a run has begun
+        tqdm.write(f"stopped; to go on: --resume {folder}" if folder else "stopped", file=sys.stderr)
         sys.exit(130)
 
 

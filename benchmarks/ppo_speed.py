@@ -1,7 +1,10 @@
 """Speed and memory of ppo.py beside Stable-Baselines3's PPO, at equal settings, in alternation, on one thread.
 
     pip install stable-baselines3==2.9.2        # in this or another virtual environment
-    python benchmarks/ppo_speed.py [--peer-python PATH] [--repeats 5]
+    python benchmarks/ppo_speed.py [--peer-python PATH] [--repeats 5] [--earlier COMMIT]
+
+With --earlier, ppo.py as it was at that commit runs in alternation with the present one. The two tricks that ppo.py
+keeps for speed are each taken out once, to see what they are worth.
 
 CartPole-v1, 4 environments x 128 steps, 4 epochs x 4 minibatches, two hidden layers of 64, learning rate 2.5e-4. Rates
 are environment steps per second inside training (set-up, compilation and the first 8,192 steps left out, for both);
@@ -36,10 +39,17 @@ print("RATE", 60_000 / (time.perf_counter() - start))
 """
 EQUAL = "--num-envs 4 --num-steps 128 --num-minibatches 4 --update-epochs 4 --learning-rate 2.5e-4 --gamma 0.99"
 EQUAL += " --gae-lambda 0.95 --ent-coef 0.01 --total-timesteps 68000"
-VARIANTS = {
-    "ppo.py": EQUAL,
-    "ppo.py --compile": EQUAL + " --compile",
-    "ppo.py, 32 environments": EQUAL.replace("--num-envs 4", "--num-envs 32").replace("68000", "500000"),
+EQUAL_32 = EQUAL.replace("--num-envs 4", "--num-envs 32").replace("68000", "500000")
+NO_ADAM = {"class Adam:": "from torch.optim import Adam\n\n\nclass OwnAdam:"}
+NO_NUMPY = {"    small = x.device": "    small = False and x.device"}
+VARIANTS = {  # name: (flags, replacements in the script's text, whether it is the earlier script)
+    "ppo.py": (EQUAL, {}, False),
+    "ppo.py --compile": (EQUAL + " --compile", {}, False),
+    "ppo.py, torch.optim.Adam": (EQUAL, NO_ADAM, False),
+    "ppo.py, acting in torch": (EQUAL, NO_NUMPY, False),
+    "ppo.py, 32 environments": (EQUAL_32, {}, False),
+    "earlier ppo.py": (EQUAL, {}, True),
+    "earlier ppo.py, 32 environments": (EQUAL_32, {}, True),
 }
 
 
@@ -54,12 +64,19 @@ def run(command, **kwargs):
     return done.stdout, float(done.stdout.split("PEAK")[-1])
 
 
-def ours(flags):
-    """(steps per second after the warm-up, peak MB) of one run of ppo.py."""
+def ours(script, flags, replacements):
+    """(steps per second after the warm-up, peak MB) of one run of a script whose text is changed before."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "ppo.py"), *flags.split(), "--no-progress", "--run-dir", folder]
+        text = script
+        for old, new in replacements.items():
+            if text.count(old) != 1:
+                raise SystemExit(f"{old!r} stands {text.count(old)} times in the script")
+            text = text.replace(old, new)
+        path = Path(folder, "ppo.py")
+        path.write_text(text)
+        command = [sys.executable, str(path), *flags.split(), "--no-progress", "--run-dir", f"{folder}/run"]
         _, peak = run([*command, "--eval-every", "1000000000", "--checkpoint-every", "1000000000"])
-        rows = list(csv.DictReader(Path(folder, "metrics.csv").open()))
+        rows = list(csv.DictReader(Path(folder, "run", "metrics.csv").open()))
     warm = next(row for row in rows if int(row["step"]) >= WARM_UP)
     steps = int(rows[-1]["step"]) - int(warm["step"])
     return steps / (float(rows[-1]["seconds"]) - float(warm["seconds"])), peak
@@ -71,14 +88,16 @@ def peer(python):
     return float(output.split("RATE")[1].split()[0]), peak
 
 
-def solve_time(seed):
+def solve_time(script, seed):
     """Seconds from starting the process until the mean of 100 training episodes of CartPole-v1 reaches 475."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "ppo.py"), "--stop-at-return", "475", "--seed", str(seed)]
+        path = Path(folder, "ppo.py")
+        path.write_text(script)
+        command = [sys.executable, str(path), "--stop-at-return", "475", "--seed", str(seed)]
         begun = time.time()
-        subprocess.run([*command, "--run-dir", folder], check=True, capture_output=True)
-        rows = list(csv.DictReader(Path(folder, "metrics.csv").open()))
-        reached = Path(folder, "metrics.csv").stat().st_mtime - begun
+        subprocess.run([*command, "--run-dir", f"{folder}/run"], check=True, capture_output=True)
+        rows = list(csv.DictReader(Path(folder, "run", "metrics.csv").open()))
+        reached = Path(folder, "run", "metrics.csv").stat().st_mtime - begun
         return reached if float(rows[-1]["return_mean"]) >= 475 else float("inf")
 
 
@@ -87,13 +106,23 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--earlier", metavar="COMMIT")
     args = parser.parse_args()
-    results = {name: [] for name in ["Stable-Baselines3", *VARIANTS]}
+    present = (ROOT / "ppo.py").read_text()
+    earlier = None
+    if args.earlier:
+        earlier = subprocess.check_output(["git", "-C", str(ROOT), "show", f"{args.earlier}:ppo.py"], text=True)
+    variants = {name: variant for name, variant in VARIANTS.items() if earlier or not variant[2]}
+    results = {name: [] for name in ["Stable-Baselines3", *variants]}
     for _ in range(args.repeats):
         results["Stable-Baselines3"].append(peer(args.peer_python))
-        for name, flags in VARIANTS.items():
-            results[name].append(ours(flags))
-    solved = [solve_time(seed) for seed in range(1, 6)]
+        for name, (flags, replacements, is_earlier) in variants.items():
+            results[name].append(ours(earlier if is_earlier else present, flags, replacements))
+    solved = {"ppo.py": [], "earlier ppo.py": []}
+    for seed in range(1, 6):
+        solved["ppo.py"].append(solve_time(present, seed))
+        if earlier:
+            solved["earlier ppo.py"].append(solve_time(earlier, seed))
     code = (
         "import torch as t, gymnasium as g, stable_baselines3 as s; print(s.__version__, t.__version__, g.__version__)"
     )
@@ -114,13 +143,15 @@ def main():
         rates, peaks = zip(*runs)
         ratios = [rate / b for rate, b in zip(rates, base)]
         print(
-            f"{name:26s} {statistics.median(rates):9,.0f} steps/s (min {min(rates):,.0f}, max {max(rates):,.0f})  "
+            f"{name:32s} {statistics.median(rates):9,.0f} steps/s (min {min(rates):,.0f}, max {max(rates):,.0f})  "
             f"{statistics.median(ratios):5.2f} x SB3 (pairwise median, min {min(ratios):.2f})  peak {max(peaks):.0f} MB"
         )
-    print(
-        f"from Enter to a mean of 475: median {statistics.median(solved):.2f} s of seeds 1-5:",
-        *(f"{s:.2f}" for s in solved),
-    )
+    for name, seconds in solved.items():
+        if seconds:
+            listed = " ".join(f"{s:.2f}" for s in seconds)
+            print(
+                f"{name}: from Enter to a mean of 475: median {statistics.median(seconds):.2f} s of seeds 1-5: {listed}"
+            )
 
 
 if __name__ == "__main__":
