@@ -865,6 +865,19 @@ def write_video(path, frames, fps):
         ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
 
 
+STATE = ".pt"  # how the names of checkpoints and models end
+
+
+def write_state(state, file):
+    """Write a dict of tensors, numbers and text to an open file."""
+    torch.save(state, file)
+
+
+def read_state(path):
+    """What write_state wrote, on the CPU. Nothing in the file is executed."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def choose_device(args, image=False):
     """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
@@ -917,8 +930,9 @@ def check_rollout(args, envs):
 
 
 # ===== run: the same in every script ==================================================================================
-# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE, train;
-# make_envs, episode_limit, make_agent, tuned_settings, untrusted, check_film, write_video.
+# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
+# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
+# read_state.
 
 
 class UserError(Exception):
@@ -1051,10 +1065,8 @@ def check_no_link(folder):
 
 def read_weights(path, args, agent):
     """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
-    import torch
-
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_state(path)
         if state["env_id"] == args.env_id:
             agent.load_state_dict(state["agent"])
             return state
@@ -1078,8 +1090,8 @@ def load_agent(args):
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
     envs.close()
-    name = "checkpoint.pt" if args.model == "last" else f"models/{args.model}.pt"
-    read_weights(Path(args.evaluate, name), args, agent)
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_weights(Path(args.evaluate, name + STATE), args, agent)
     return agent
 
 
@@ -1129,7 +1141,7 @@ class Run:
 
     def open_folder(self):
         """Make the run folder, or restore its last checkpoint; write config.json."""
-        checkpoint = self.dir / "checkpoint.pt"
+        checkpoint = self.dir / f"checkpoint{STATE}"
         with blame(f"cannot make {self.dir}", OSError):
             check_no_link(self.dir / "models")
             (self.dir / "models").mkdir(parents=True, exist_ok=True)
@@ -1157,26 +1169,26 @@ class Run:
             "script": Path(__file__).stem,
             "args": asdict(self.args),
             "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
-            "versions": {package: version(package) for package in ("torch", "gymnasium", "numpy")},
+            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
             "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
         }
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
         write_file(self.dir / "metrics.csv", lambda file: file.write(metrics))
 
     def forget_later_models(self):
-        """Delete the models that a killed run saved after its last checkpoint; best.pt is the best of those before."""
+        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
         models = self.dir / "models"
         steps = [step for step, *_ in self.evaluations]
-        for path in models.glob("*.pt"):
+        for path in models.glob(f"*{STATE}"):
             if path.stem.isdigit() and int(path.stem) not in steps:
                 path.unlink()
-        (models / "best.pt").unlink(missing_ok=True)
+        (models / f"best{STATE}").unlink(missing_ok=True)
         if self.evaluations:
             best, *_ = max(
                 self.evaluations, key=lambda evaluation: (evaluation[2], evaluation[0])
             )  # by mean, then step
-            weights = (models / f"{best}.pt").read_bytes()
-            write_file(models / "best.pt", lambda file: file.write(weights))
+            weights = (models / f"{best}{STATE}").read_bytes()
+            write_file(models / f"best{STATE}", lambda file: file.write(weights))
 
     def new_envs(self):
         """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
@@ -1226,7 +1238,7 @@ class Run:
             self.write_evaluation()
         if checkpoint or self.is_finished():
             self.write_checkpoint()
-        elif time.time() - self.drawn > 30:
+        if self.is_finished() or time.time() - self.drawn > 30:
             self.draw_curve()
         self.last_step = self.step
 
@@ -1266,9 +1278,7 @@ class Run:
         self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
 
     def write_evaluation(self):
-        """Evaluate; save the weights as models/STEP.pt, and as best.pt if none were better; film if asked."""
-        import torch
-
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
         seed = evaluation_seed(self.args)
         episodes = self.args.eval_episodes
         mean, std = evaluate(self.agent, self.args, episodes, seed)
@@ -1277,7 +1287,7 @@ class Run:
         self.evaluations.append((self.step, self.seconds, mean, std, episodes))
         weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
         for name in [self.step, "best"] if best else [self.step]:
-            write_file(self.dir / f"models/{name}.pt", partial(torch.save, weights))
+            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
         rows = ["step,seconds,return_mean,return_std,episodes"]
         rows += [",".join(f"{x:.8g}" for x in evaluation) for evaluation in self.evaluations]
         write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
@@ -1285,15 +1295,12 @@ class Run:
             evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
 
     def write_checkpoint(self):
-        """Write checkpoint.pt and the curve; training restarts from here, whether or not the run is killed later."""
-        import torch
-
+        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
         metrics_size = os.path.getsize(self.dir / "metrics.csv")
         counters = self.step, self.seconds, self.episodes, self.evaluations, metrics_size
         state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
-        write_file(self.dir / "checkpoint.pt", partial(torch.save, state))
-        self.draw_curve()
+        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
         self.restarts = True
 
     def draw_curve(self):
