@@ -953,6 +953,7 @@ COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2*
 COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
 COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
 NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
+EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
 MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
 
 
@@ -1040,11 +1041,6 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     if video:
         write_video(video, frames, envs.metadata.get("render_fps", 30))
     return float(returns.mean()), float(returns.std())
-
-
-def evaluation_seed(args):
-    """The seed of evaluations, drawn from --seed: two runs with different seeds are judged by different episodes."""
-    return int(np.random.default_rng([args.seed, 0, 1]).integers(2**31))
 
 
 def write_file(path, write):
@@ -1184,9 +1180,7 @@ class Run:
                 path.unlink()
         (models / f"best{STATE}").unlink(missing_ok=True)
         if self.evaluations:
-            best, *_ = max(
-                self.evaluations, key=lambda evaluation: (evaluation[2], evaluation[0])
-            )  # by mean, then step
+            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
             weights = (models / f"{best}{STATE}").read_bytes()
             write_file(models / f"best{STATE}", lambda file: file.write(weights))
 
@@ -1279,7 +1273,7 @@ class Run:
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
-        seed = evaluation_seed(self.args)
+        seed = self.args.seed + EVALUATION
         episodes = self.args.eval_episodes
         mean, std = evaluate(self.agent, self.args, episodes, seed)
         self.check_finite(evaluation=mean)
@@ -1351,7 +1345,7 @@ def main():
             train(args)
             return
         agent = load_agent(args)
-        seed = evaluation_seed(args) + 10_000  # beyond the episodes by which the best weights were chosen
+        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
         if args.capture_video:
