@@ -363,7 +363,7 @@ class RolloutBuffer:
     def played_obs(self):
         """Observations of all rows but reset rows, flat: (rows, numbers)."""
         obs = self.obs[:-1][~self.reset_rows]
-        return obs.reshape(len(obs), -1)
+        return obs.reshape(len(obs), math.prod(obs.shape[1:]))
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
@@ -883,7 +883,7 @@ def choose_device(args, image=False):
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
     device = automatic if args.device == "auto" else args.device
     with blame(f"device {device}", RuntimeError, AssertionError, ImportError):
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
     return device
 
@@ -946,7 +946,7 @@ def blame(what, *expected):
         yield
     except expected as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{what} ({reason[:300]})") from None
+        raise UserError(f"{what[:500]} ({reason[:300]})") from None
 
 
 COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
@@ -1123,7 +1123,7 @@ class Run:
         self.args = replace(args, eval_every=args.eval_every or tenth, checkpoint_every=checkpoint_every)
         if args.capture_video:
             check_film(args)
-        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
         name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
         self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
         args.folder = self.dir  # for main, should it be interrupted
@@ -1149,12 +1149,11 @@ class Run:
             changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
             if changed:
                 raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
-        metrics = b""
+        metrics = ""
         if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
             state = read_weights(checkpoint, self.args, self.agent)
             with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
-                self.step, self.seconds, self.episodes, self.evaluations, metrics_size = state["run"]
-                metrics = (self.dir / "metrics.csv").read_bytes()[:metrics_size]
+                self.step, self.seconds, self.episodes, self.evaluations, metrics = state["run"]
                 for part_name, part in self.parts.items():
                     part.load_state_dict(state[part_name])
         if (self.dir / "config.json").exists():
@@ -1169,7 +1168,7 @@ class Run:
             "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
         }
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
-        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics))
+        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
 
     def forget_later_models(self):
         """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
@@ -1230,10 +1229,10 @@ class Run:
             self.write_row()
         if evaluation:
             self.write_evaluation()
-        if checkpoint or self.is_finished():
-            self.write_checkpoint()
         if self.is_finished() or time.time() - self.drawn > 30:
             self.draw_curve()
+        if checkpoint or self.is_finished():
+            self.write_checkpoint()
         self.last_step = self.step
 
     def passed(self, every):
@@ -1290,8 +1289,8 @@ class Run:
 
     def write_checkpoint(self):
         """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
-        metrics_size = os.path.getsize(self.dir / "metrics.csv")
-        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics_size
+        metrics = (self.dir / "metrics.csv").read_text()
+        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics
         state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
         write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
