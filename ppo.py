@@ -992,7 +992,8 @@ def read_config(path, given):
     with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
         stored = dict(json.loads(Path(path).read_text(encoding="utf-8"))["args"])
     words = [word for value in stored.values() if isinstance(value, list) for word in value]
-    flags = [word for word in words if str(word).startswith("-")]  # no word of a file may become a flag of its own
+    # No word of a file may become a flag of its own.
+    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
     if foreign := [name for name in stored if name not in vars(Args())] + flags:
         raise UserError(f"{path} is of another script or version, or damaged: {foreign[0]!r:.100}")
     dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
