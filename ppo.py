@@ -1154,7 +1154,11 @@ class Run:
         if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
             state = read_weights(checkpoint, self.args, self.agent)
             with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
-                self.step, self.seconds, self.episodes, self.evaluations, metrics = state["run"]
+                step, seconds, episodes, evaluations, metrics = state["run"]
+                self.step = int(step)
+                self.seconds = float(seconds)
+                self.episodes = [(int(at), float(total)) for at, total in episodes]
+                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
                 for part_name, part in self.parts.items():
                     part.load_state_dict(state[part_name])
         if (self.dir / "config.json").exists():
@@ -1327,10 +1331,10 @@ class Run:
         self.bar.close()
         self.envs.close()
         _, _, mean, std, episodes = self.evaluations[-1]
-        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": episodes}
+        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
         summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes} episodes, after {self.step:,} steps")
+        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
         print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
         return summary
 
