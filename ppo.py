@@ -183,7 +183,7 @@ class Agent(nn.Module):
         """The input of actor and critic: images (B, …) through the CNN, vectors flat and normalised."""
         if self.image:
             return self.cnn(obs)
-        obs = obs.reshape(len(obs), -1)
+        obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def value(self, obs):
@@ -768,8 +768,8 @@ def episode_limit(args, spec=None):
     return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
 
 
-def make_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset, whose observations are Boxes (others are flattened).
+def make_vector_envs(args, num_envs, render_mode=None):
+    """A vector environment with next-step autoreset.
 
     The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
     UserError, saying what to do, if it cannot be made.
@@ -805,6 +805,12 @@ def make_envs(args, num_envs, render_mode=None):
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    return envs
+
+
+def make_envs(args, num_envs, render_mode=None):
+    """As make_vector_envs, but with Boxes for observations: others are flattened."""
+    envs = make_vector_envs(args, num_envs, render_mode)
     space = envs.single_observation_space
     if not isinstance(space, spaces.Box) and space.is_np_flattenable:  # a Sequence or Graph is not
         check_memory(f"the observations of {args.env_id}", 100 * num_envs * spaces.flatdim(space))
@@ -1282,7 +1288,7 @@ class Run:
         mean, std = evaluate(self.agent, self.args, episodes, seed)
         self.check_finite(evaluation=mean)
         best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
-        self.evaluations.append((self.step, self.seconds, mean, std, episodes))
+        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
         weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
         for name in [self.step, "best"] if best else [self.step]:
             write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
@@ -1316,7 +1322,8 @@ class Run:
         top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
         for name in CURVE:
             bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog")
+        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 10
+        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
         bottom.xaxis.set_major_formatter("{x:,.0f}")
         for axis in (top, bottom):
             axis.legend()
