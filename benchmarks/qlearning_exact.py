@@ -84,7 +84,7 @@ def learnt_return(task, algorithm, seed, flags):
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise SystemExit(done.stderr)
-        policy = np.load(Path(folder, "q_table.npz"))["q"].sum(0).argmax(1)
+        policy = np.load(Path(folder, "checkpoint.npz"))["q"].sum(0).argmax(1)
         return exact_return(gym.make(env_id, **kwargs), policy, steps), json.loads(
             Path(folder, "summary.json").read_text()
         )

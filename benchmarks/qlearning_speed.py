@@ -58,7 +58,7 @@ def learning(env_id, steps, algorithm, wrappers=()):
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         never = dict(eval_every=10**9, checkpoint_every=10**9, eval_episodes=1, progress=False)
         more = dict(total_timesteps=steps, algorithm=algorithm, wrappers=wrappers, run_dir=folder)
-        qlearning.train(qlearning.Args(env_id=env_id, **never, **more))
+        qlearning.train(qlearning.tuned(env_id=env_id, **never, **more))
         *_, last = csv.DictReader(Path(folder, "metrics.csv").open())
         return float(last["sps"])
 
@@ -70,7 +70,7 @@ def main():
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    qlearning.draw_curve = qlearning.draw_values = lambda *_: None  # after the run: not timed, but slow
+    qlearning.Run.draw_curve = qlearning.draw_values = lambda *_: None  # after the run: not timed, but slow
     drawn = np.random.default_rng(0).integers(gym.make(args.env_id).action_space.n, size=args.steps).tolist()
     learning(args.env_id, args.steps, "q-learning", (f"{__name__}.Noted",))  # also warms up
     taken = Noted.taken[: args.steps]
