@@ -13,41 +13,35 @@ logits l of invalid actions are replaced by minus infinity before the softmax,
 
     pi(a|s) = m_a exp(l_a) / sum_b m_b exp(l_b)     (arXiv 2006.14171, section 3)
 
-both when acting and when learning: then this is a policy like any other, the policy gradient theorem holds, and the
-logits of invalid actions get no gradient. Everything else is ppo.py: `diff ppo.py ppo_masked.py` shows the difference.
+both when acting and when learning. Then this is a policy like any other, the policy gradient theorem holds, and the
+logits of invalid actions get no gradient. All else is ppo.py: `diff ppo.py ppo_masked.py` shows what masks change.
 
     python ppo_masked.py                       # Taxi-v4, half a minute
     python ppo_masked.py --no-mask             # the same, without masks: learn by penalty only
-    python ppo_masked.py --evaluate runs/DIR   # play what a run has left behind
+    python ppo_masked.py --evaluate runs/DIR   # play what a run has left behind, without training
 
-Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
+Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace arXiv 1802.01561.
+The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
-import argparse
-import contextlib
-import dataclasses
-import datetime
-import functools
-import importlib.metadata
-import importlib.util
-import io
-import itertools
+import importlib
 import json
 import math
 import os
-import pickle
 import pkgutil
 import platform
 import re
-import subprocess
 import sys
 import time
-import typing
 from collections import namedtuple
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Literal
+from shlex import quote
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -57,19 +51,10 @@ from gymnasium import spaces
 from torch import nn
 from tqdm import tqdm
 
-# Settings that learn, per environment; what the user gives wins. docs/ppo_masked.md says which of them were confirmed.
-TUNED = {
-    "Taxi-v4": {"num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98, "ent_coef": 0.01, "total_timesteps": 300_000},
-}  # fmt: skip
 
-
-@dataclass
+@dataclass(kw_only=True)
 class Args:
-    """Every flag with its default, or what TUNED has for the environment.
-
-    The tuned values depend on the environment, and a value that the user gives wins: so `__new__` notes what was given,
-    and `__post_init__` fills in the rest. (dataclasses.replace gives every value: make new Args for a new environment.)
-    """
+    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
 
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
@@ -77,26 +62,28 @@ class Args:
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 500_000  # environment steps to train for
+    total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
-    seed: int = 1  # of everything that is drawn at random
+    seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
-    torch_threads: int = 0  # 0: one (more fight over small matrices)
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints; 0: a twentieth of the run
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
-    run_dir: str | None = None  # where to write; None: runs/ENV__ppo_masked__SEED__TIME
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
     no_mask: bool = False  # ablation: no masks at all, learn from penalties only
     naive_mask: bool = False  # ablation: masks when acting, none when learning
-    learning_rate: float = 3e-4  # of Adam
+    estimator: Annotated[  # of advantages; vanilla: discounted return minus value. --buffer is an older name
+        Literal["gae", "vtrace", "vanilla"], tyro.conf.arg(aliases=["--buffer"])
+    ] = "gae"
+    learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 8  # environments played side by side
     num_steps: int = 128  # steps of each environment per rollout
@@ -104,88 +91,731 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
+    rho_clip: float = 1.0  # V-trace: bound of the ratio that weighs temporal differences
+    c_clip: float = 1.0  # V-trace: bound of the ratio that carries them back in time
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # how far a value may move before its loss is clipped
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this norm
-    target_kl: float | None = None  # end an update at the first minibatch whose KL divergence exceeds this
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actor
-    critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of the critic; None: as the actor's
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
-    compile: bool = False  # compile the loss and its gradient: faster, after half a minute
-
-    def __new__(cls, *_, **given):
-        """Note which arguments are given."""
-        self = super().__new__(cls)
-        self.given = given
-        return self
-
-    def __post_init__(self):
-        """Fill in the others, from the run that is resumed or evaluated, else from `config`, else from TUNED."""
-        run_dir = self.resume or self.evaluate
-        source = f"{run_dir}/config.json" if run_dir else self.config
-        for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # training's own
-                setattr(self, name, value)
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    target_kl: float | None = None  # no more epochs once the KL divergence of an epoch's last minibatch exceeds this
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
+    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
+    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards; reported returns are always true ones
+    compile: bool = False  # compile the loss: faster, after half a minute
 
 
-class UserError(Exception):
-    """Something the user can mend: shown as one line, with exit code 2."""
+# ---------------------------------------------------------------------------------------------------------- masks
+# A mask is a row of booleans, True for every valid choice: one for each action (Discrete), those of all factors side by
+# side (MultiDiscrete), or two per bit, "may be 0" and "may be 1" (MultiBinary).
 
 
-MODES = "resume evaluate model render config run_dir".split()  # what to do, not how: never taken from a config
-RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
-RESUMABLE += "device torch_threads progress compile".split()  # these may change when a run is resumed
-COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
-RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
-RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1)}
-RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
+class MaskedCategorical:
+    """Independent discrete factors, each renormalised over its valid choices.
+
+    `logits` and `mask` (…, sum of `sizes`) of the factors stand side by side. Without `sizes` there is one factor, and
+    actions are (…) instead of (…, factors). Without `mask` all is valid. ValueError if a mask holds a NaN, or leaves a
+    factor without a valid choice. Masked logits get a gradient of exactly zero.
+    """
+
+    def __init__(self, logits, mask=None, sizes=None):
+        self.single = sizes is None
+        if sizes is None:
+            sizes = [logits.shape[-1]]
+        if mask is None:
+            mask = torch.ones_like(logits, dtype=torch.bool)
+        mask = torch.as_tensor(mask, device=logits.device)
+        if not torch.compiler.is_compiling():  # with --compile: the buffer has checked what it holds
+            check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), sizes)
+        mask = mask.bool()
+        logits = torch.where(mask, logits, -torch.inf)
+        self.log_probs = [factor.log_softmax(-1) for factor in logits.split(sizes, -1)]
+        self.masks = mask.split(sizes, -1)
+
+    def sample(self, generator=None):
+        """Random actions, from torch's global generator unless another is given."""
+        draws = []
+        for log_probs in self.log_probs:
+            probs = log_probs.exp()
+            draw = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
+            draws.append(draw.reshape(probs.shape[:-1]))
+        return self.join(draws)
+
+    def mode(self):
+        """The likeliest actions."""
+        return self.join([log_probs.argmax(-1) for log_probs in self.log_probs])
+
+    def join(self, choices):
+        """Actions (…, factors), or (…) of a single factor, from the choices (…) of each."""
+        return choices[0] if self.single else torch.stack(choices, -1)
+
+    def log_prob(self, actions):
+        """(…), the sum over the factors; minus infinity for an invalid action."""
+        actions = actions.unsqueeze(-1) if self.single else actions
+        log_prob = 0
+        for log_probs, action in zip(self.log_probs, actions.split(1, -1)):
+            log_prob = log_prob + log_probs.gather(-1, action).squeeze(-1)
+        return log_prob
+
+    def entropy(self):
+        """(…), in nats: of what is invalid, p log p counts as 0."""
+        entropy = 0
+        for log_probs, mask in zip(self.log_probs, self.masks):
+            finite_log_probs = torch.where(mask, log_probs, 0.0)  # 0 times infinity would be NaN, here or in a gradient
+            entropy = entropy - (log_probs.exp() * finite_log_probs).sum(-1)
+        return entropy
 
 
-def read_config(path):
-    """The arguments in the config.json of a run, as a dict. UserError if it is none, or has an unknown field."""
-    try:
-        stored = json.loads(Path(path).read_text())["args"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not the config.json of a run: {error!r}") from None
-    if unknown := [name for name, _ in stored if name not in typing.get_type_hints(Args)]:
-        raise UserError(f"{path}: unknown field {', '.join(unknown)}")
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in stored if k not in MODES}
+# ------------------------------------------------------------------------------------------------------- networks
 
 
-def check_args(args):
-    """UserError that names the first argument of a wrong type, out of range or at odds with another."""
-
-    def fits(value, hint):  # hint: a plain type, a Literal, a union, or a tuple of one type
-        origin, options = typing.get_origin(hint), typing.get_args(hint)
-        if origin is Literal:
-            return value in options
-        if origin is tuple:
-            return type(value) is tuple and all(fits(item, options[0]) for item in value)
-        return any(fits(value, o) for o in options) or type(value) is hint or (hint is float and type(value) is int)
-
-    for name, hint in typing.get_type_hints(Args).items():
-        value = getattr(args, name)
-        if not fits(value, hint):
-            kind = str(hint) if typing.get_args(hint) else hint.__name__
-            raise UserError(f"{name} must be {kind.removeprefix('typing.')}, not {value!r}")
-        low, high = RANGES.get(name, (0, math.inf))
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not (low <= number <= high and math.isfinite(number)):
-                raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
-    if args.capture_video and not importlib.util.find_spec("moviepy"):
-        raise UserError("capture_video needs moviepy: pip install moviepy")
-    if args.resume and (args.run_dir or args.evaluate):
-        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
+def layer(module, gain=2**0.5):
+    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain)
+    nn.init.zeros_(module.bias)
+    return module
 
 
-# ---------------------------------------------------------------------------------------------------- environment
+def mlp(inputs, hidden_sizes, outputs, gain):
+    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
+        inputs = size
+    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
 
-PLUGINS = {"ALE/": "ale-py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
+
+class MaskedAgent(nn.Module):
+    """Actor and critic, each a Network: an MLP for vectors, discrete numbers or a dict of such entries.
+
+    A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of
+    two categories for each bit. Everywhere but in the environment, actions are (B, factors). The environments of this
+    script (MaskedEnvs) return each observation and its mask side by side, in one row; `split` takes them apart.
+    """
+
+    def __init__(self, entries, action_space, args, device="cpu"):
+        super().__init__()
+        self.device = device
+        self.entries = entries  # spaces of the entries of a Dict observation; else one, called "observation"
+        self.action_space = action_space
+        self.sizes = output_sizes(action_space)  # categories of each factor
+        critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+        # The actor's small gain makes the first policy nearly uniform.
+        self.actor = Network(entries, args.hidden_sizes, sum(self.sizes), gain=0.01)
+        self.critic = Network(entries, critic_sizes, 1, gain=1.0)
+        self.to(device)
+        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        self.return_stats = RunningMeanStd() if args.normalize_reward else None
+
+    def parts(self, obs):
+        """A list of the entries of an observation."""
+        return [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
+
+    def value(self, obs):
+        """The critic's values (B,) of observations (B, …), a tensor or a dict of them."""
+        return self.critic(self.parts(obs)).squeeze(1)
+
+    def forward(self, obs, actions, masks=None):
+        """(log-probs, entropies, values), each (B,), of actions (B, factors) that were chosen under masks (B, choices).
+
+        obs (B, …) is a tensor or a dict of them. Without masks every action is valid.
+        """
+        parts = self.parts(obs)
+        pi = MaskedCategorical(self.actor(parts), masks, self.sizes)
+        return pi.log_prob(actions), pi.entropy(), self.critic(parts).squeeze(1)
+
+    @torch.no_grad()
+    def policy_output(self, obs):
+        """Logits (B, choices), a NumPy array, for a NumPy array of observations, or a dict of them."""
+        parts = [torch.as_tensor(part, device=self.device) for part in self.parts(obs)]
+        return as_numpy(self.actor.rest, self.actor.first_hidden(parts))
+
+    def masked_logits(self, obs, masks):
+        """The same with minus infinity for every invalid choice. ValueError if there is no valid one in a row."""
+        check_masks(masks, self.sizes)
+        return np.where(masks, self.policy_output(obs), -np.inf)
+
+    def sample(self, obs, masks, rng):
+        """Valid actions (B, factors) for NumPy observations and masks, drawn with the NumPy generator `rng`."""
+        logits = self.masked_logits(obs, masks)
+        # The Gumbel-max trick: the argmax of logits + Gumbel noise is a draw from their softmax.
+        return self.argmax_of_factors(logits + rng.gumbel(size=logits.shape))
+
+    def mode(self, obs, masks):
+        """The likeliest valid actions (B, factors) for NumPy observations and masks."""
+        return self.argmax_of_factors(self.masked_logits(obs, masks))
+
+    def argmax_of_factors(self, logits):
+        """The category with the largest logit in each factor, (B, factors)."""
+        categories = []
+        first = 0
+        for size in self.sizes:
+            categories.append(logits[:, first : first + size].argmax(1))
+            first += size
+        return np.array(categories).T
+
+    def split(self, obs_and_masks):
+        """Rows of MaskedEnvs -> (observations as the buffers take them, masks as booleans)."""
+        choices = sum(self.sizes)
+        masks = obs_and_masks[:, -choices:].astype(bool)
+        obs = {}
+        first = 0
+        for name, space in self.entries.items():
+            size = math.prod(space.shape)
+            obs[name] = obs_and_masks[:, first : first + size].reshape(-1, *space.shape)
+            first += size
+        return (obs["observation"] if list(obs) == ["observation"] else obs), masks
+
+    def act(self, obs_and_masks):
+        """What the deterministic policy does, as the environment takes it: evaluations call this."""
+        obs, masks = self.split(obs_and_masks)
+        return self.to_env(self.mode(obs, masks))
+
+    def to_env(self, actions):
+        """Actions (B, factors) as the environment takes them: in the space's shape and type."""
+        space = self.action_space
+        actions = actions.reshape(-1, *space.shape)
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+
+
+# -------------------------------------------------------------------------------------------- returns and buffers
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
+# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
+# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
+
+
+def compute_returns(rewards, next_values, terminated, truncated, gamma):
+    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}.
+
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a termination, 0 does.
+    """
+    next_values = next_values * ~terminated
+    ends = terminated | truncated
+    returns = torch.empty_like(rewards)
+    next_return = next_values[-1]
+    for t in reversed(range(len(rewards))):
+        next_return = torch.where(ends[t], next_values[t], next_return)
+        returns[t] = rewards[t] + gamma * next_return
+        next_return = returns[t]
+    return returns
+
+
+def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
+
+    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    decay = gamma * gae_lambda * ~(terminated | truncated)
+    advantages = torch.empty_like(rewards)
+    next_advantage = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        advantages[t] = deltas[t] + decay[t] * next_advantage
+        next_advantage = advantages[t]
+    return advantages, advantages + values
+
+
+def compute_vtrace(rewards, values, next_values, terminated, truncated, log_ratios, gamma, rho_clip=1.0, c_clip=1.0):
+    """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu, where pi is the policy now, mu played.
+
+    v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
+    rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
+    Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}.
+    """
+    next_values = next_values * ~terminated
+    continues = ~(terminated | truncated)
+    rho = log_ratios.exp().clamp(max=rho_clip)
+    c = log_ratios.exp().clamp(max=c_clip)
+    deltas = rewards + gamma * next_values - values
+    advantages = torch.empty_like(rewards)
+    targets = torch.empty_like(rewards)
+    correction = torch.zeros_like(rewards[0])  # v_t - V_t
+    for t in reversed(range(len(rewards))):
+        next_correction = continues[t] * correction
+        advantages[t] = rho[t] * (deltas[t] + gamma * next_correction)
+        correction = rho[t] * deltas[t] + gamma * c[t] * next_correction
+        targets[t] = values[t] + correction
+    return advantages, targets
+
+
+# Flat tensors (B, …) of the same rows; observations may be a dict of them. Log-probs and values are the old policy's.
+SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
+MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
+MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
+
+
+class MaskableRolloutBuffer:
+    """One rollout, time-major (T, N, …), with the mask of every observation. Kept in host memory, masks as booleans.
+
+    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+
+        row  observation          action   reward  terminated  reset row
+         0   s0                   a0       r0      no          no
+         1   s1                   a1       r1      yes         no
+         2   s2, the final one    ignored  0       no          yes
+         3   s0 of the next one   a0       r0      no          no
+
+    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
+    whether or not an episode ended in between.
+
+    The mask of a reset row counts for nothing and is never checked: all is valid there.
+    """
+
+    samples = MaskableRolloutBufferSamples
+
+    def __init__(self, num_steps, num_envs, observation_space, action_space):
+        T, N = num_steps, num_envs
+        D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
+        self.sizes = output_sizes(action_space)
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), np.float32)  # row T: what the last step led to
+        self.actions = np.zeros((T, N, D), np.int64)
+        self.action_masks = np.ones((T, N, sum(self.sizes)), bool)
+        self.rewards = np.zeros((T, N), np.float32)
+        self.terminated = np.zeros((T, N), bool)
+        self.truncated = np.zeros((T, N), bool)
+        self.reset_rows = np.zeros((T, N), bool)
+        self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
+        self.rng = np.random.default_rng(0)  # shuffles the rows for `get`
+
+    def set_obs(self, t, obs):
+        """Set the observations (N, …) of row t."""
+        self.obs[t] = obs
+
+    def observations(self, obs):
+        """Stored observations (B, …), a tensor, as the agent takes them."""
+        return obs
+
+    def add(self, t, obs, actions, rewards, terminated, truncated, reset_rows, action_masks=None):
+        """Set row t of all environments; all arguments but t are (N, …). Without masks every action is valid."""
+        self.set_obs(t, obs)
+        self.actions[t] = actions
+        self.rewards[t] = rewards
+        self.terminated[t] = terminated
+        self.truncated[t] = truncated
+        self.reset_rows[t] = reset_rows
+        masks = np.ones_like(self.action_masks[t]) if action_masks is None else np.array(action_masks)
+        masks[self.reset_rows[t]] = True  # whatever they were
+        check_masks(masks, self.sizes)
+        self.action_masks[t] = masks
+
+    def scale_rewards(self, stats, gamma):
+        """Divide rewards by the running deviation of the discounted return G_t = r_t + gamma G_{t-1}; clip to ±10.
+
+        G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
+        """
+        all_returns = np.zeros(self.rewards.shape)
+        for t in range(len(all_returns)):
+            self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
+            all_returns[t] = self.discounted_returns
+            self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
+        stats.update(all_returns[~self.reset_rows])
+        self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
+
+    @torch.no_grad()
+    def log_probs_and_values(self, agent):
+        """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now."""
+        obs = torch.as_tensor(self.obs, device=agent.device)
+        actions = torch.as_tensor(self.actions, device=agent.device)
+        masks = torch.as_tensor(self.action_masks, device=agent.device)
+        T, N, choices = masks.shape
+        size = max(1, 2**22 // (N * choices))  # steps at a time: a row may have 50,000 logits
+        log_probs = []
+        values = []
+        for steps in torch.arange(T).split(size):
+            step_obs = self.observations(obs[steps].flatten(0, 1))
+            log_prob, _, value = agent(step_obs, actions[steps].flatten(0, 1), masks[steps].flatten(0, 1))
+            log_probs.append(log_prob)
+            values.append(value)
+        values.append(agent.value(self.observations(obs[-1])))
+        return torch.cat(log_probs).view(T, N), torch.cat(values).view(T + 1, N)
+
+    def compute_advantages(self, log_probs, values, mu_log_probs, args):
+        """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
+
+        log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
+        played, which only V-trace uses.
+        """
+        rewards = torch.as_tensor(self.rewards, device=values.device)
+        terminated = torch.as_tensor(self.terminated, device=values.device)
+        truncated = torch.as_tensor(self.truncated, device=values.device)
+        self.old_log_probs = log_probs
+        self.old_values = values[:-1]
+        steps = rewards, values[:-1], values[1:], terminated, truncated
+        if args.estimator == "gae":
+            self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+        elif args.estimator == "vtrace":
+            log_ratios = log_probs - mu_log_probs
+            self.advantages, self.returns = compute_vtrace(*steps, log_ratios, args.gamma, args.rho_clip, args.c_clip)
+        else:
+            self.returns = compute_returns(rewards, values[1:], terminated, truncated, args.gamma)
+            self.advantages = self.returns - values[:-1]
+
+    def minibatches(self, num_minibatches, rng):
+        """Yield samples, in random order, which together hold every row but the reset rows once.
+
+        There are num_minibatches of them, equal in size up to one row, or fewer if fewer rows than that were played.
+        """
+        order = rng.permutation(np.argwhere(~self.reset_rows))
+        for rows in np.array_split(order, num_minibatches):
+            if len(rows) > 0:
+                yield self.take(rows)
+
+    def get(self, batch_size=None, rng=None):
+        """Yield samples of `batch_size` rows (None: of all), in random order; the last ones may have fewer rows.
+
+        The order is drawn with the NumPy generator `rng`, or else with one of the buffer's own.
+        """
+        order = (rng or self.rng).permutation(np.argwhere(~self.reset_rows))
+        size = batch_size or max(1, len(order))
+        for first in range(0, len(order), size):
+            yield self.take(order[first : first + size])
+
+    def take(self, rows):
+        """The samples of these rows (B, 2): pairs of a step and an environment."""
+        steps, envs = rows.T
+        device = self.returns.device
+        return self.samples(
+            self.observations(torch.as_tensor(self.obs[steps, envs], device=device)),
+            torch.as_tensor(self.actions[steps, envs], device=device),
+            self.old_values[steps, envs],
+            self.old_log_probs[steps, envs],
+            self.advantages[steps, envs],
+            self.returns[steps, envs],
+            torch.as_tensor(self.action_masks[steps, envs], device=device),
+        )
+
+    def explained_variance(self):
+        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
+        played = torch.as_tensor(~self.reset_rows, device=self.returns.device)
+        if not played.any():
+            return torch.zeros(())
+        returns = self.returns[played]
+        errors = returns - self.old_values[played]
+        return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
+class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
+    """The same for Dict observations: kept side by side in one array of float32, given as dicts of tensors."""
+
+    samples = MaskableDictRolloutBufferSamples
+
+    def __init__(self, num_steps, num_envs, observation_space, action_space):
+        self.shapes = {name: space.shape for name, space in observation_space.spaces.items()}
+        self.widths = [math.prod(shape) for shape in self.shapes.values()]
+        flat_space = spaces.Box(-np.inf, np.inf, (sum(self.widths),))
+        super().__init__(num_steps, num_envs, flat_space, action_space)
+
+    def set_obs(self, t, obs):
+        """Set the observations of row t, a dict of arrays (N, …)."""
+        columns = [np.reshape(obs[name], (len(obs[name]), -1)) for name in self.shapes]
+        self.obs[t] = np.concatenate(columns, axis=1)
+
+    def observations(self, obs):
+        """Stored observations (B, …), a tensor, as the agent takes them: a dict of tensors."""
+        entries = {}
+        for name, columns in zip(self.shapes, obs.split(self.widths, dim=1)):
+            entries[name] = columns.reshape(-1, *self.shapes[name])
+        return entries
+
+
+# --------------------------------------------------------------------------------------------------------- losses
+
+
+def policy_loss(log_ratios, advantages, clip_coef):
+    """The clipped surrogate, negated (arXiv 1707.06347, eq. 7); log_ratios (B,) = log pi - log pi_old."""
+    ratios = log_ratios.exp()
+    clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
+    return -torch.min(ratios * advantages, clipped * advantages).mean()
+
+
+def value_loss(values, old_values, returns, clip_coef=None):
+    """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
+    errors = (values - returns) ** 2
+    if clip_coef is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        errors = torch.max(errors, (clipped - returns) ** 2)
+    return 0.5 * errors.mean()
+
+
+def normalize(advantages):
+    """Zero mean and unit (population) deviation over the batch (B,)."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+
+def approximate_kl(log_ratios):
+    """KL(pi_old || pi) from samples of pi_old: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    return (log_ratios.exp() - 1 - log_ratios).mean()
+
+
+def masked_ppo_loss(agent, batch, args):
+    """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
+    # The masks under which the actions were chosen: without them pi/pi_old is not 1 even before the first step.
+    masks = None if args.naive_mask else batch.action_masks
+    log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
+    log_ratios = log_probs - batch.old_log_prob
+    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
+    pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
+    v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
+    entropy = entropies.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    log_ratios = log_ratios.detach()
+    figures = {
+        "loss": loss.detach(),
+        "policy_loss": pg_loss.detach(),
+        "value_loss": v_loss.detach(),
+        "entropy": entropy.detach(),
+        "approx_kl": approximate_kl(log_ratios),
+        "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
+    }
+    return loss, figures
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def train(args):
+    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
+    check_args(args)
+    envs = make_envs(args, args.num_envs)
+    check_rollout(args, envs)
+    agent = make_agent(args, envs)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    loss_function = torch.compile(masked_ppo_loss) if args.compile else masked_ppo_loss
+    print(f"action masks come from {envs.source}")
+    run = Run(args, agent, envs, optimizer=optimizer)
+
+    while not run.is_finished():
+        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
+            envs, obs_and_masks, rng = run.new_envs()
+            reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
+            buffer = make_masked_buffer(args, agent)
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
+
+        for t in range(args.num_steps):
+            obs, masks = agent.split(obs_and_masks)
+            actions = agent.sample(obs, masks, rng)
+            obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+            buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
+            run.count(obs_and_masks, rewards, terminated | truncated, reset_rows)
+            reset_rows = terminated | truncated
+        last_obs, _ = agent.split(obs_and_masks)
+        buffer.set_obs(args.num_steps, last_obs)
+        if args.clip_reward:
+            buffer.rewards = np.sign(buffer.rewards)
+        if args.normalize_reward:
+            buffer.scale_rewards(agent.return_stats, args.gamma)
+
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
+        mu_log_probs = log_probs  # mu: the policy that has just played
+        buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+        run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
+
+        for epoch in range(args.update_epochs):
+            if args.estimator == "vtrace" and epoch > 0:  # the policy is no longer mu: correct for it
+                log_probs, values = buffer.log_probs_and_values(agent)
+                buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+            for batch in buffer.minibatches(args.num_minibatches, rng):
+                loss, figures = loss_function(agent, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                run.log(**figures)
+            last_kl = figures["approx_kl"]
+            if args.target_kl is not None and last_kl > args.target_kl:
+                break
+
+        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+    return run.finish()
+
+
+# ===== helpers: settings, parts of the networks, Adam, environments with masks ========================================
+
+RANGES = {"num_steps": (1, 1e9), "num_minibatches": (1, 1e9), "update_epochs": (1, 1e9), "gamma": (0, 1)}
+RANGES |= {"gae_lambda": (0, 1), "hidden_sizes": (1, 1e5), "critic_hidden_sizes": (1, 1e5)}
+# The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
+FIGURES = "learning_rate loss policy_loss value_loss entropy approx_kl clip_fraction explained_variance".split()
+CURVE = ["policy_loss", "value_loss", "entropy"]
+
+# Settings that learn, per environment; what the user gives wins. docs/ppo_masked.md says how they were confirmed.
+TUNED = {
+    "Taxi-v4": {"num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98, "ent_coef": 0.01, "total_timesteps": 300_000},
+}  # fmt: skip
+
+
+def tuned_settings(args):
+    """The settings of TUNED for args.env_id."""
+    return TUNED.get(args.env_id, {})
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all rows seen so far. A module, so that every saved model holds them."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, rows):
+        """Merge `rows` (B, *shape), a NumPy array (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        if len(rows) == 0:
+            return
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device)
+        total = self.count + len(rows)
+        delta = rows.mean(0) - self.mean
+        squares = self.var * self.count + rows.var(0, correction=0) * len(rows)
+        squares += delta**2 * self.count * len(rows) / total
+        self.mean += delta * len(rows) / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    def forward(self, x):
+        """Normalise (B, *shape), clip to ±10."""
+        mean = self.mean.to(x.device, torch.float32)
+        std = (self.var + 1e-8).sqrt().to(x.device, torch.float32)
+        return ((x - mean) / std).clamp(-10, 10)
+
+
+def as_numpy(network, x):
+    """What a network makes of a tensor x (B, inputs), as a NumPy array.
+
+    A small `mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call than
+    on the arithmetic, so that collecting is twice as fast this way. On larger ones NumPy would start several threads.
+    """
+    small = x.device.type == "cpu" and len(x) <= 32 and isinstance(network, nn.Sequential)
+    if not small or any(module.weight.numel() > 2**13 for module in network if isinstance(module, nn.Linear)):
+        return network(x).cpu().numpy()
+    x = x.numpy()
+    for module in network:
+        if isinstance(module, nn.Linear):
+            x = x @ module.weight.detach().numpy().T + module.bias.detach().numpy()
+        else:
+            x = np.tanh(x)
+    return x
+
+
+class Encoder(nn.Module):
+    """The first linear layer for one entry of the observation. Discrete numbers count as one-hot vectors.
+
+    A matrix times a one-hot vector is one of the matrix's columns, which is looked up: 500 states cost no time.
+    """
+
+    def __init__(self, space, outputs, gain):
+        super().__init__()
+        self.discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+        if self.discrete:
+            sizes = output_sizes(space)
+            self.columns = nn.Parameter(torch.empty(sum(sizes), outputs))
+            nn.init.orthogonal_(self.columns, gain)
+            offsets = np.cumsum([0, *sizes[:-1]]) - np.ravel(space.start)  # from numbers to places
+            self.register_buffer("offsets", torch.as_tensor(offsets), persistent=False)
+        else:
+            self.linear = layer(nn.Linear(math.prod(space.shape), outputs), gain)
+
+    def forward(self, x):
+        """(B, outputs) from a tensor (B, …)."""
+        x = x.reshape(len(x), -1)
+        if self.discrete:
+            return nn.functional.embedding(x.long() + self.offsets, self.columns).sum(1)
+        return self.linear(x.float())
+
+
+class Network(nn.Module):
+    """An `mlp` whose first layer adds up the Encoders of all entries: a linear layer on all of them side by side."""
+
+    def __init__(self, entries, hidden_sizes, outputs, gain):
+        super().__init__()
+        first_gain = (2 / len(entries)) ** 0.5  # so that the sum is no larger for many entries
+        self.encoders = nn.ModuleList(Encoder(space, hidden_sizes[0], first_gain) for space in entries.values())
+        self.rest = mlp(hidden_sizes[0], hidden_sizes[1:], outputs, gain)
+
+    def first_hidden(self, parts):
+        """The first hidden layer (B, …) of tensors (B, …), one for each entry of the observation."""
+        encoded = [encoder(part) for encoder, part in zip(self.encoders, parts)]
+        return sum(encoded[1:], encoded[0]).tanh()
+
+    def forward(self, parts):
+        """The output (B, outputs)."""
+        return self.rest(self.first_hidden(parts))
+
+
+def output_sizes(space):
+    """Numbers of categories of the factors of a discrete action space; of a Box, its number of dimensions."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return [math.prod(space.shape)]
+
+
+def check_masks(masks, sizes):
+    """ValueError naming the first row of masks (B, sum of sizes), a NumPy array, that holds a NaN or leaves no choice.
+
+    `sizes` are the numbers of choices of the factors, of which each needs a valid one.
+    """
+    if masks.dtype.kind == "f" and np.isnan(masks).any():  # as a boolean it would be True
+        row = np.isnan(masks).any(axis=1).argmax()
+        raise ValueError(f"row {row}: the action mask holds a NaN")
+    first = 0
+    for size in sizes:
+        can_act = masks[:, first : first + size].any(axis=1)
+        if not can_act.all():
+            raise ValueError(f"row {can_act.argmin()}: the action mask leaves no valid action")
+        first += size
+
+
+class Adam:
+    """Adam (arXiv 1412.6980, algorithm 1), with the interface and the numbers of torch.optim.Adam.
+
+    Importing torch.optim takes a second, and its step on many small tensors three times as long as this one on one
+    vector, of which all parameters are made views.
+    """
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
+        self.parameters = list(parameters)
+        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps}]
+        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
+        self.m = torch.zeros_like(self.flat)
+        self.v = torch.zeros_like(self.flat)
+        self.t = 0
+        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
+            p.data = part.view_as(p)
+
+    def zero_grad(self):
+        """Forget all gradients."""
+        for p in self.parameters:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        """Move the parameters against their gradients."""
+        lr = self.param_groups[0]["lr"]
+        beta1, beta2 = self.param_groups[0]["betas"]
+        eps = self.param_groups[0]["eps"]
+        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
+        self.t += 1
+        self.m.lerp_(gradient, 1 - beta1)
+        self.v.lerp_(gradient**2, 1 - beta2)
+        denominator = self.v.sqrt() / math.sqrt(1 - beta2**self.t) + eps
+        self.flat.addcdiv_(self.m, denominator, value=-lr / (1 - beta1**self.t))
+
+    def state_dict(self):
+        """Moments and number of steps, for a checkpoint."""
+        return {"m": self.m, "v": self.v, "t": self.t}
+
+    def load_state_dict(self, state):
+        """Copy what state_dict returned."""
+        self.m.copy_(state["m"])
+        self.v.copy_(state["v"])
+        self.t = state["t"]
 
 
 class ReturnLimit(gym.Wrapper):
@@ -196,56 +826,50 @@ class ReturnLimit(gym.Wrapper):
         self.limit = limit
 
     def reset(self, **kwargs):
+        """Begin an episode, whose return is 0 so far."""
         self.total = 0.0
         return self.env.reset(**kwargs)
 
     def step(self, action):
+        """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.total += float(reward)
         return obs, reward, terminated, truncated or self.total >= self.limit, info
 
 
-def make_masked_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset, whose observations end in the masks of valid actions.
+class MiniGridView(gym.ObservationWrapper):
+    """The image alone of a MiniGrid observation, one-hot and flat: object, colour and state of each cell."""
 
-    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
-    UserError, saying what to do, if it cannot be made.
-    """
-    package = next((package for prefix, package in PLUGINS.items() if args.env_id.startswith(prefix)), None)
-    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
-    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
-        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
-    try:
-        if package:
-            importlib.import_module(package.replace("-", "_"))
-        kwargs = json.loads(args.env_kwargs)
-        if not isinstance(kwargs, dict):
-            raise ValueError(f"env_kwargs {args.env_kwargs} is not a JSON object")
-        if atari:
-            frames = kwargs.get("frameskip", 4) * episode_limit(args)
-            kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
-        elif args.max_episode_steps is not None:
-            kwargs["max_episode_steps"] = args.max_episode_steps
-        if render_mode:
-            kwargs["render_mode"] = render_mode
-        wrappers = [pkgutil.resolve_name(path) for path in args.wrappers]
-        if args.max_episode_return is not None:
-            wrappers.append(functools.partial(ReturnLimit, limit=args.max_episode_return))
-        mode = "sync" if wrappers or render_mode else None
-        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-        if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-            raise ValueError("its vector version does not reset in the step after an episode's end (NEXT_STEP)")
-        if isinstance(envs.single_observation_space, spaces.Tuple):
-            envs = gym.wrappers.vector.FlattenObservation(envs)
-        return MaskedEnvs(envs, args.no_mask)
-    except Exception as error:  # whatever went wrong, the library that complains knows best
-        hint = f" (try: pip install {package})" if package and isinstance(error, ImportError) else ""
-        given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
-        given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
-        raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
+    SIZES = (11, 6, 4)  # MiniGrid's numbers of objects, colours and states
+
+    def __init__(self, env):
+        super().__init__(env)
+        height, width, _ = env.observation_space["image"].shape
+        self.observation_space = spaces.Box(0, 1, (height * width * sum(self.SIZES),), np.float32)
+
+    def observation(self, observation):
+        """A vector of zeros and ones for the Dict of MiniGrid."""
+        one_hot = [np.eye(size, dtype=np.float32)[observation["image"][..., i]] for i, size in enumerate(self.SIZES)]
+        return np.concatenate(one_hot, axis=-1).ravel()
 
 
-make_envs = make_masked_envs  # as evaluate and load, which all scripts share, call it
+PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
+
+
+def import_plugin(env_id):
+    """Import the package that registers env_id, if it is one of PLUGINS. UserError if it is not installed."""
+    for prefix, package in PLUGINS.items():
+        if env_id.startswith(prefix):
+            with blame(f"{env_id} needs another package: pip install {package.replace('_', '-')}", ImportError):
+                importlib.import_module(package)
+
+
+def find_wrapper(path):
+    """The wrapper that a dotted path names; a name without a dot is that of a class in this script."""
+    if path in globals():
+        return globals()[path]
+    with blame(f"there is no wrapper {path}", ImportError, AttributeError, ValueError):
+        return pkgutil.resolve_name(path)
 
 
 def episode_limit(args, spec=None):
@@ -254,1059 +878,710 @@ def episode_limit(args, spec=None):
     return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
 
 
-# ---------------------------------------------------------------------------------------------------------- masks
-# A mask is a row of booleans, True for every valid choice: one for each action (Discrete), those of all factors side by
-# side (MultiDiscrete), or two per bit, "may be 0" and "may be 1" (MultiBinary).
+def make_vector_envs(args, num_envs, render_mode=None):
+    """A vector environment with next-step autoreset.
 
-
-class InvalidMask(UserError, ValueError):
-    """A mask that leaves nothing to choose from."""
-
-
-def factor_sizes(action_space):
-    """The number of choices of each factor of a Discrete, MultiDiscrete or MultiBinary space (a bit has two)."""
-    if isinstance(action_space, spaces.Discrete):
-        return [int(action_space.n)]
-    binary = isinstance(action_space, spaces.MultiBinary)
-    return [2] * math.prod(action_space.shape) if binary else action_space.nvec.ravel().tolist()
-
-
-def can_act(masks, sizes):
-    """Which rows of masks (…, sum of sizes), a NumPy array, leave a choice to every factor: booleans (…)."""
-    if len(sizes) == 1:
-        return masks.any(-1)
-    return np.logical_or.reduceat(masks, np.cumsum([0, *sizes[:-1]]), axis=-1).all(-1)
-
-
-def check_masks(masks, sizes):
-    """InvalidMask, a ValueError, that names the first row of masks (…, sum of sizes) without a valid action."""
-    good = can_act(masks, sizes)
-    if not good.all():
-        raise InvalidMask(f"row {np.flatnonzero(~good)[0]}: the action mask leaves no valid action")
+    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
+    UserError, saying what to do, if it cannot be made.
+    """
+    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
+    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
+        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
+    import_plugin(args.env_id)
+    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
+        kwargs = dict(**json.loads(args.env_kwargs))
+        frames = int(kwargs.get("frameskip", 4)) * episode_limit(args)
+    if atari:
+        kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
+    elif args.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = args.max_episode_steps
+    if render_mode:
+        kwargs["render_mode"] = render_mode
+    wrappers = [find_wrapper(path) for path in args.wrappers]
+    if args.env_id.startswith(("MiniGrid", "BabyAI")):
+        wrappers.append(lambda env: MiniGridView(env) if isinstance(env.observation_space, spaces.Dict) else env)
+    if args.max_episode_return is not None:
+        wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
+    what = f"cannot make {args.env_id}"
+    expected = [gym.error.Error, ImportError]
+    if args.wrappers or args.env_kwargs != "{}":  # whatever goes wrong now may be due to them
+        what += f" with env_kwargs {args.env_kwargs} and wrappers {' '.join(args.wrappers) or 'none'}"
+        expected = [Exception]
+    if render_mode:
+        what += f" with render_mode {render_mode}"
+        expected += [TypeError]
+    with blame(what, *expected):
+        mode = "sync" if wrappers or render_mode else None
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    return envs
 
 
 class MaskedEnvs(gym.vector.VectorWrapper):
     """A vector environment each of whose observations (N, features + choices) ends in the mask of valid actions.
 
-    All in one array of float32, so that evaluation, checkpoints and whatever else is shared with ppo.py need not know
-    of masks. `entries` are the spaces of the features by name, those of a Dict or a single one; a Discrete one is one
-    number wide. Masks are looked for in the three SOURCES, unless `no_mask`. UserError if they are in none of them.
+    All in one array of float32, so that evaluation and whatever else is shared with ppo.py need not know of masks.
+    `entries` are the spaces of the features by name, those of a Dict or a single one; a Discrete one is one number
+    wide. Masks are looked for in the three SOURCES, unless `no_mask`. UserError if they are in none of them.
     """
 
-    SOURCES = 'the entry "action_mask" of a Dict observation', 'info["action_mask"]', "a method action_masks()"
+    ENTRY = 'the entry "action_mask" of a Dict observation'
+    METHOD = "a method action_masks()"
+    INFO = 'info["action_mask"]'
 
     def __init__(self, envs, no_mask=False):
         super().__init__(envs)
-        space, actions = envs.single_observation_space, envs.single_action_space
-        if not isinstance(actions, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-            other = "; ppo.py takes Box actions" if isinstance(actions, spaces.Box) else ""
-            raise UserError(f"actions are {actions}; masks need Discrete, MultiDiscrete or MultiBinary ones{other}")
-        self.sizes = factor_sizes(actions)
+        self.name = getattr(envs.spec, "id", "environment")
+        space = envs.single_observation_space
         self.entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-        entry, info, method = self.SOURCES
         has_entry = isinstance(space, spaces.Dict) and self.entries.pop("action_mask", None) is not None
-        for name, part in self.entries.items():
-            kinds = spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
-            if not isinstance(part, kinds) or (part.dtype == np.uint8 and math.prod(part.shape) > 1_000):
-                raise UserError(f"{name} is {part}; ppo_masked.py needs vectors or discrete numbers: use --wrappers")
-        width = sum(math.prod(part.shape) for part in self.entries.values()) + sum(self.sizes)
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (width,))
-        self.observation_space = spaces.Box(-np.inf, np.inf, (self.num_envs, width))
-        self.native = hasattr(
-            envs.unwrapped, "action_masks"
-        )  # the environment's own vector version tells for all slots
+        self.check_spaces()
+        self.sizes = output_sizes(envs.single_action_space)
+        self.steps = 0  # since the environments were made
+        self.native = hasattr(envs.unwrapped, "action_masks")  # a vector version that tells the masks of all slots
+        singles = getattr(envs.unwrapped, "envs", ())
         if no_mask:
             self.source = "nowhere, every action counts as valid"
         elif has_entry:
-            self.source = entry
-        elif self.native or any(env.has_wrapper_attr("action_masks") for env in getattr(envs.unwrapped, "envs", ())):
-            self.source = method
+            self.source = self.ENTRY
+        elif self.native or any(env.has_wrapper_attr("action_masks") for env in singles):
+            self.source = self.METHOD
         elif "action_mask" in envs.reset(seed=0)[1]:
-            self.source = info
+            self.source = self.INFO
         else:
-            raise UserError(f"no action masks: neither {entry}, nor {info}, nor {method} is there")
+            places = f"neither {self.ENTRY}, nor {self.INFO}, nor {self.METHOD} is there"
+            raise UserError(f"{self.name} has no action masks: {places}")
+        width = sum(math.prod(entry.shape) for entry in self.entries.values()) + sum(self.sizes)
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (width,))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (self.num_envs, width))
+
+    def check_spaces(self):
+        """UserError if this script cannot handle the actions, or an entry of the observations."""
+        actions = self.single_action_space
+        discrete = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+        if not isinstance(actions, discrete) or not 0 < sum(output_sizes(actions)) <= 100_000:
+            other = "; ppo.py takes Box actions" if isinstance(actions, spaces.Box) else ""
+            wanted = "Discrete, MultiDiscrete or MultiBinary ones, 100,000 choices at most"
+            raise UserError(f"{self.name} has actions {actions}; masks need {wanted}{other}")
+        for name, entry in self.entries.items():
+            size = math.prod(entry.shape) if isinstance(entry, spaces.Box | discrete) else 0
+            if size == 0 or (entry.dtype == np.uint8 and size > 1_000):
+                wanted = "vectors or discrete numbers: use --wrappers"
+                raise UserError(f"{self.name}: {name} is {entry}; this script needs {wanted}")
 
     def reset(self, **kwargs):
+        """As the environment's, with masks."""
         obs, infos = self.env.reset(**kwargs)
         return self.rows(obs, infos, np.zeros(self.num_envs, bool)), infos
 
     def step(self, actions):
+        """As the environment's, with masks."""
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        self.steps += 1
         return self.rows(obs, infos, terminated | truncated), rewards, terminated, truncated, infos
 
     def rows(self, obs, infos, ended):
         """Features and masks side by side. Where an episode has `ended` (N,), the next action will be ignored."""
         parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
         parts.append(self.masks(obs, infos, ended))
-        return np.concatenate([part.reshape(self.num_envs, -1) for part in parts], 1, dtype=np.float32)
+        return np.concatenate([part.reshape(self.num_envs, -1) for part in parts], axis=1, dtype=np.float32)
 
     def masks(self, obs, infos, ended):
-        """(N, choices), bool. What the environment leaves unset is valid; so is all in an empty mask at the end."""
-        masks = np.ones((self.num_envs, sum(self.sizes)), bool)
-        entry, info, method = self.SOURCES
-        if self.source == entry:
-            given, values = slice(None), obs["action_mask"]
-        elif self.source == info and "action_mask" in infos:
-            given = infos.get("_action_mask", slice(None))
-            values = infos["action_mask"][given]
-        elif self.source == method and self.native:
-            given, values = ~ended, self.unwrapped.action_masks()[~ended]
-        elif self.source == method:
-            given, asked = ~ended, zip(self.unwrapped.envs, ended)  # one whose episode is over is not asked
-            values = [env.get_wrapper_attr("action_masks")() for env, over in asked if not over]
-        else:
-            return masks
-        values = np.array(list(values) if np.asarray(values).dtype.hasobject else values, bool)
-        if values.size and values[0].size != masks.shape[1]:
-            wanted = f"{masks.shape[1]} wide, for {self.single_action_space}"
-            raise UserError(f"action masks must be {wanted}; {self.source} gives {values[0].size}")
-        masks[given] = values.reshape(-1, masks.shape[1])
-        if ended.any():
-            masks[ended & ~can_act(masks, self.sizes)] = True
-        return masks
+        """(N, choices), bool. All is valid where an episode has ended, and where the environment says nothing.
 
-
-# ------------------------------------------------------------------------------------------------------- networks
-
-
-class RunningMeanStd(nn.Module):
-    """Mean and variance of all rows seen so far; buffers of the module, so that every saved model has them."""
-
-    def __init__(self, shape):
-        super().__init__()
-        for name, value in (("mean", torch.zeros(shape)), ("var", torch.ones(shape)), ("count", torch.zeros(()))):
-            self.register_buffer(name, value)
-
-    def update(self, rows):
-        """Merge `rows` (B, *shape), a NumPy array, in float64 (Chan, Golub & LeVeque 1979, eq. 2.1)."""
-        mean, var, count = (buffer.cpu().numpy().astype(np.float64) for buffer in self.buffers())
-        total, delta = count + len(rows), rows.mean(0, dtype=np.float64) - mean
-        squares = var * count + rows.var(0, dtype=np.float64) * len(rows) + delta**2 * count * len(rows) / total
-        for buffer, value in zip(self.buffers(), (mean + delta * len(rows) / total, squares / total, total)):
-            buffer.copy_(torch.as_tensor(value))
-
-    def forward(self, x):
-        """Normalise (B, *shape), clip to ±10."""
-        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-10, 10)
-
-
-def layer(module, generator, gain=2**0.5):
-    """A linear or convolutional layer, zero biases and orthogonal weights; a gain of √2 keeps signals their size."""
-    nn.init.orthogonal_(module.weight, gain, generator)
-    nn.init.zeros_(module.bias)
-    return module
-
-
-def mlp(sizes, generator, last_gain):
-    """Linear layers between the given sizes, tanh after all but the last."""
-    hidden = [(layer(nn.Linear(i, o), generator), nn.Tanh()) for i, o in zip(sizes, sizes[1:-1])]
-    return nn.Sequential(*itertools.chain(*hidden), layer(nn.Linear(*sizes[-2:]), generator, last_gain))
-
-
-add = functools.partial(functools.reduce, torch.add)  # sum() would begin with 0, and mostly there is one term only
-
-
-class MaskedCategorical:
-    """Independent discrete factors, each renormalised over its valid choices.
-
-    `logits` and the boolean `mask` (…, sum of `sizes`) of the factors stand side by side; without `sizes` there is one
-    factor, and actions are (…) instead of (…, factors). Without `mask` all is valid. InvalidMask, a ValueError, if a
-    row has no valid choice. Masked logits get a gradient of exactly zero.
-    """
-
-    def __init__(self, logits, mask=None, sizes=None):
-        self.single, sizes = sizes is None, sizes or [logits.shape[-1]]
-        if mask is not None:
-            mask = torch.as_tensor(mask, dtype=torch.bool, device=logits.device)
-            if not torch.compiler.is_compiling():  # with --compile: those in the buffer were checked when acting
-                check_masks(mask.cpu().numpy(), sizes)
-            # Not minus infinity: the probability is exactly 0 either way, but 0 times infinity is NaN in the entropy.
-            logits = torch.where(mask, logits, torch.finfo(logits.dtype).min)
-        self.log_probs = [factor.log_softmax(-1) for factor in logits.split(sizes, -1)]
-
-    def sample(self, generator=None):
-        """Random actions, from torch's global generator unless another is given."""
-        probs = [p.exp().reshape(-1, p.shape[-1]) for p in self.log_probs]
-        draws = [torch.multinomial(p, 1, generator=generator) for p in probs]
-        return self.actions([draw.reshape(p.shape[:-1]) for draw, p in zip(draws, self.log_probs)])
-
-    def mode(self):
-        """The likeliest actions."""
-        return self.actions([p.argmax(-1) for p in self.log_probs])
-
-    def actions(self, choices):
-        return choices[0] if self.single else torch.stack(choices, -1)
-
-    def log_prob(self, actions):
-        """(…), the sum over the factors; about -3e38 for an invalid action."""
-        actions = actions.unsqueeze(-1) if self.single else actions
-        return add(p.gather(-1, a).squeeze(-1) for p, a in zip(self.log_probs, actions.split(1, -1)))
-
-    def entropy(self):
-        """(…), in nats."""
-        return -add((p.exp() * p).sum(-1) for p in self.log_probs)
-
-
-class Encoder(nn.Module):
-    """First layer for one entry of the observation: linear, tanh. Discrete numbers count as one-hot vectors.
-
-    A matrix times a one-hot vector is one of its columns: looked up, so that hundreds of states cost no time.
-    """
-
-    def __init__(self, space, width, generator):
-        super().__init__()
-        self.discrete = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
-        sizes = factor_sizes(space) if self.discrete else [math.prod(space.shape)]
-        linear = layer(nn.Linear(sum(sizes), width), generator)
-        self.weight, self.bias = nn.Parameter(linear.weight.detach().T.clone()), linear.bias
-        offsets = np.cumsum([0, *sizes[:-1]]) - np.ravel(getattr(space, "start", 0))  # to the rows of `weight`
-        self.register_buffer("offsets", torch.as_tensor(offsets), persistent=False)
-
-    def forward(self, x):
-        """(B, …) -> (B, width), of tensors."""
-        x = x.reshape(len(x), -1)
-        if not self.discrete:
-            return (x.float() @ self.weight + self.bias).tanh()
-        columns = (x.long() + self.offsets).unbind(1)
-        return (add(self.weight.index_select(0, rows) for rows in columns) + self.bias).tanh()
-
-    def numpy(self, x, weight, bias):
-        """The same for a NumPy array and the parameters as such."""
-        x = x.reshape(len(x), -1)
-        if not self.discrete:
-            return np.tanh(x @ weight + bias)
-        columns = (x.astype(int) + self.offsets.numpy()).T
-        return np.tanh(functools.reduce(np.add, [weight[rows] for rows in columns]) + bias)
-
-
-class Network(nn.Module):
-    """An MLP whose first layer is an Encoder for each entry of the observation, their outputs side by side."""
-
-    def __init__(self, entries, hidden_sizes, outputs, generator, last_gain):
-        super().__init__()
-        width, *rest = hidden_sizes
-        self.encoders = nn.ModuleList(Encoder(space, width, generator) for space in entries.values())
-        self.rest = mlp([width * len(entries), *rest, outputs], generator, last_gain)
-
-    def forward(self, parts):
-        """Tensors (B, …), one for each entry -> (B, outputs)."""
-        encoded = [encoder(x) for encoder, x in zip(self.encoders, parts)]
-        return self.rest(torch.cat(encoded, 1) if len(encoded) > 1 else encoded[0])
-
-
-class MaskedAgent(nn.Module):
-    """Actor and critic, each a Network. Everywhere but in the environment, actions are (B, factors).
-
-    Observations reach `forward` as the buffers store them, and acting as MaskedEnvs returns them: with their masks.
-    """
-
-    def __init__(self, entries, action_space, args, device="cpu"):
-        super().__init__()
-        self.device, self.action_space, self.entries = torch.device(device), action_space, entries
-        self.sizes = factor_sizes(action_space)
-        self.factors = [slice(end - size, end) for size, end in zip(self.sizes, np.cumsum(self.sizes))]
-        generator = torch.Generator().manual_seed(args.seed)
-        self.actor = Network(entries, args.hidden_sizes, sum(self.sizes), generator, 0.01)  # 0.01: all equally likely
-        self.critic = Network(entries, args.critic_hidden_sizes or args.hidden_sizes, 1, generator, 1)
-        self.return_stats = RunningMeanStd(()) if args.normalize_reward else None
-        self.to(self.device)
-        self.leaves = list(self.parameters())
-        self.flat = flatten_parameters(self.leaves)
-        # Small matrices on a CPU: torch's overhead per call exceeds the arithmetic, so acting is done in NumPy, on the
-        # memory of the parameters themselves (which are therefore only ever changed in place).
-        self.acts_in_numpy = self.device.type == "cpu"
-        if self.acts_in_numpy:
-            linears = [module for module in self.actor.rest if isinstance(module, nn.Linear)]
-            self.numpy_layers = [(m.weight.detach().numpy().T, m.bias.detach().numpy()) for m in linears]
-            self.numpy_encoders = [(e, e.weight.detach().numpy(), e.bias.detach().numpy()) for e in self.actor.encoders]
-
-    def forward(self, obs_and_masks, actions):
-        """(log-probs, entropies, values), each (B,), of actions (B, factors), and of observations and their masks.
-
-        Observations are a tensor (B, …), or a dict of them; masks are bools (B, sum of sizes), or None: all is valid.
+        UserError if a mask has another width, holds a NaN or leaves no choice.
         """
-        obs, masks = obs_and_masks
-        parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
-        pi = MaskedCategorical(self.actor(parts), masks, self.sizes)
-        return pi.log_prob(actions), pi.entropy(), self.critic(parts).squeeze(1)
-
-    def split(self, rows):
-        """Rows of MaskedEnvs -> (observations as the buffers take them, masks as bools)."""
-        masks = rows[:, -sum(self.sizes) :].astype(bool)
-        if list(self.entries) == ["observation"]:
-            return rows[:, : -sum(self.sizes)].reshape(-1, *self.entries["observation"].shape), masks
-        obs, begin = {}, 0
-        for name, space in self.entries.items():
-            end = begin + math.prod(space.shape)
-            obs[name], begin = rows[:, begin:end].reshape(-1, *space.shape), end
-        return obs, masks
-
-    def policy_output(self, obs):
-        """Logits for NumPy observations, as a NumPy array."""
-        parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
-        if not self.acts_in_numpy:
-            with torch.no_grad():
-                return self.actor([torch.as_tensor(x, device=self.device) for x in parts]).cpu().numpy()
-        encoded = [e.numpy(part, w, b) for (e, w, b), part in zip(self.numpy_encoders, parts)]
-        x = np.concatenate(encoded, 1) if len(encoded) > 1 else encoded[0]
-        *hidden, (weight, bias) = self.numpy_layers
-        for w, b in hidden:
-            x = np.tanh(x @ w + b)
-        return x @ weight + bias
-
-    def sample(self, obs, masks, rng=None):
-        """Valid actions for NumPy observations and masks: drawn with the NumPy generator `rng`; without, the mode."""
-        check_masks(masks, self.sizes)
-        output = np.where(masks, self.policy_output(obs), -np.inf)
-        if rng is not None:  # the Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from their softmax
-            output = output + rng.gumbel(size=output.shape)
-        return np.array([output[:, factor].argmax(1) for factor in self.factors]).T
-
-    def to_env(self, actions):
-        """Actions as the environment takes them: in the space's shape and type."""
-        space = self.action_space
-        return (actions.reshape(-1, *space.shape) + getattr(space, "start", 0)).astype(space.dtype)
-
-    def act(self, rows):
-        """What the deterministic policy does: rows of MaskedEnvs -> actions as the environment takes them."""
-        return self.to_env(self.sample(*self.split(rows)))
+        told = ~ended
+        values = []
+        if self.source == self.ENTRY:
+            values = obs["action_mask"][told]
+        elif self.source == self.METHOD and self.native:
+            values = self.unwrapped.action_masks()[told]
+        elif self.source == self.METHOD:  # one whose episode is over is not even asked
+            values = [env.get_wrapper_attr("action_masks")() for env, ask in zip(self.unwrapped.envs, told) if ask]
+        elif self.source == self.INFO and "action_mask" in infos:
+            told = told & infos.get("_action_mask", True)
+            values = infos["action_mask"][told]
+        masks = np.ones((self.num_envs, sum(self.sizes)), np.float32)
+        if len(values) > 0:
+            with blame(f"{self.name}, after {self.steps} steps", ValueError, TypeError):
+                values = np.array(list(values), np.float32).reshape(len(values), -1)
+                if values.shape[1] != masks.shape[1]:
+                    wanted = f"{masks.shape[1]} wide, for {self.single_action_space}"
+                    raise ValueError(f"action masks must be {wanted}; {self.source} gives {values.shape[1]}")
+                masks[told] = values
+                check_masks(masks, self.sizes)
+        return masks != 0
 
 
-def flatten_parameters(parameters):
-    """Lay parameters end to end in one vector, of which they become views. Returns the vector."""
-    flat = torch.cat([p.detach().flatten() for p in parameters])
-    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
-        p.data = part.view_as(p)
-    return flat
+def make_masked_envs(args, num_envs, render_mode=None):
+    """MaskedEnvs with next-step autoreset. UserError, saying what to do, if they cannot be made."""
+    if args.no_mask and args.naive_mask:
+        raise UserError("no_mask and naive_mask are different ablations: choose one")
+    envs = make_vector_envs(args, num_envs, render_mode)
+    if isinstance(envs.single_observation_space, spaces.Tuple):
+        envs = gym.wrappers.vector.FlattenObservation(envs)
+    return MaskedEnvs(envs, args.no_mask)
 
 
-# -------------------------------------------------------------------------------------------- returns and buffers
-# All tensors are time-major, (T, N). next_values[t] is the value of the true successor of step t: terminated, it counts
-# for nothing; truncated, it stands for the rest of the episode. Both cut the recursion; terminated wins over truncated.
+make_envs = make_masked_envs  # as the run section calls it
 
 
-def backwards(terms, decay, last):
-    """x_t = terms_t + decay_t x_{t+1} from x_T = `last` (N,) back to x_0: the recursion of all three estimators."""
-    xs, x = [], last
-    for term, factor in zip(terms.flip(0), decay.flip(0)):
-        x = term + factor * x
-        xs.append(x)
-    return torch.stack(xs).flip(0)
+WRAPPER_MODULES = ("gymnasium.wrappers.", "minigrid.wrappers.", "pettingzoo.utils.wrappers.")
 
 
-def compute_returns(rewards, next_values, terminated, truncated, gamma):
-    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}, with V(s_{t+1}) for R_{t+1} where something was cut off."""
-    next_values, ends = next_values * ~terminated, terminated | truncated
-    return backwards(rewards + gamma * ends * next_values, gamma * ~ends, next_values[-1])
+def untrusted(args, given):
+    """The flag without which a file may not ask for `args`, or ""; `given` are those of the command line.
 
-
-def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, returns), each (T, N).
-
-    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
+    Trusted are registered ids, wrappers that this script or a library's wrapper module defines, and arguments without
+    paths: all else may execute what a stranger has written.
     """
-    deltas = rewards + gamma * next_values * ~terminated - values
-    advantages = backwards(deltas, gamma * gae_lambda * ~(terminated | truncated), torch.zeros_like(rewards[0]))
-    return advantages, advantages + values
-
-
-Batch = namedtuple("Batch", "obs actions log_probs values advantages returns")  # flat tensors (B, …), of the same rows
-
-
-class RolloutBuffer:
-    """One rollout, time-major (T, N, …), with plain discounted returns. Kept in host memory, images as uint8.
-
-    After an episode's end the next row only resets its environment (next-step autoreset); the action in it is ignored:
-
-        row  observation          reward  terminated  reset row     An episode of two steps ends in s2. Row 2 is a reset
-         0   s0                   r0      no          no            row and never enters a minibatch, but it holds s2:
-         1   s1                   r1      yes         no            the true successor of step t is always the
-         2   s2, the final one    0       no          yes           observation in row t + 1, whether or not an episode
-         3   s0 of the next one   r0      no          no            ended in between.
-    """
-
-    def __init__(self, num_steps, num_envs, observation_space, action_space, device="cpu", gamma=0.99):
-        T, N, D = num_steps, num_envs, math.prod(action_space.shape)  # D = 1 for Discrete, whose shape is ()
-        obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)
-        self.actions = np.zeros((T, N, D), np.float32 if isinstance(action_space, spaces.Box) else np.int64)
-        self.rewards = np.zeros((T, N), np.float32)
-        self.terminated, self.truncated, self.reset_rows = np.zeros((3, T, N), bool)
-        self.num_steps, self.num_envs, self.device, self.gamma, self.row = T, N, device, gamma, 0
-
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Append a step of all environments, each argument (N, …); in a full buffer the next rollout begins."""
-        t = self.row
-        self.obs[t], self.actions[t], self.rewards[t], self.obs[t + 1] = obs, actions, rewards, next_obs
-        self.terminated[t], self.truncated[t], self.reset_rows[t] = terminated, truncated, reset_rows
-        self.row = (t + 1) % self.num_steps
-
-    def tensors(self, *names):
-        """The named arrays as tensors on the device."""
-        return [torch.as_tensor(getattr(self, name), device=self.device) for name in names]
-
-    def evaluate(self, agent):
-        """(log-probs (T, N), values (T + 1, N)) of the whole rollout under the agent, without gradient."""
-        obs, actions = self.tensors("obs", "actions")
-        actions = torch.cat([actions, actions[:1]])  # the last observation has no action yet: any will do
-        with torch.no_grad():
-            parts = [agent(o, a) for o, a in zip(obs.flatten(0, 1).split(8192), actions.flatten(0, 1).split(8192))]
-        log_probs, _, values = (torch.cat(part).view(-1, self.num_envs) for part in zip(*parts))
-        return log_probs[:-1], values
-
-    def compute_returns(self, log_probs, values, behaviour_log_probs=None):
-        """Set advantages and returns (T, N) from a policy's log-probs (T, N) and its critic's values (T + 1, N).
-
-        The policy is the one that acted, unless the log-probs of that one are given as well.
-        """
-        self.log_probs, self.values = log_probs if behaviour_log_probs is None else behaviour_log_probs, values[:-1]
-        rewards, terminated, truncated = self.tensors("rewards", "terminated", "truncated")
-        step = rewards, self.values, values[1:], terminated, truncated
-        self.advantages, self.returns = self.estimate(*step, log_probs - self.log_probs)
-
-    def estimate(self, rewards, values, next_values, terminated, truncated, log_ratios):
-        """(advantages R - V, returns R), each (T, N)."""
-        returns = compute_returns(rewards, next_values, terminated, truncated, self.gamma)
-        return returns - values, returns
-
-    def before_epoch(self, agent):
-        """Called before every epoch but the first: nothing to do, estimates are those of the behaviour policy."""
-
-    def minibatches(self, num_minibatches, rng):
-        """Yield Batches, in random order, which together hold every row but the reset rows once."""
-        rows = torch.as_tensor(rng.permutation(np.flatnonzero(~self.reset_rows)), device=self.device)
-        fields = *self.tensors("obs", "actions"), self.log_probs, self.values, self.advantages, self.returns
-        parts = [field.flatten(0, 1)[rows].tensor_split(num_minibatches) for field in fields]
-        return (Batch(*part) for part in zip(*parts) if len(part[0]))
-
-
-class GAEBuffer(RolloutBuffer):
-    """A rollout with generalised advantage estimation."""
-
-    def __init__(self, num_steps, num_envs, observation_space, action_space, device="cpu", gamma=0.99, gae_lambda=0.95):
-        super().__init__(num_steps, num_envs, observation_space, action_space, device, gamma)
-        self.gae_lambda = gae_lambda
-
-    def estimate(self, rewards, values, next_values, terminated, truncated, log_ratios):
-        """(advantages, returns), each (T, N), by GAE."""
-        return compute_gae(rewards, values, next_values, terminated, truncated, self.gamma, self.gae_lambda)
-
-
-SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"  # flat tensors (B, …)
-MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
-MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)  # observations: a dict
-
-
-class MaskableRolloutBuffer(GAEBuffer):
-    """A rollout that keeps the mask of each observation, one byte per choice: it serves acting and learning alike.
-
-    `naive` is the ablation in which learning does not see the masks that acting had.
-    """
-
-    samples = MaskableRolloutBufferSamples
-
-    def __init__(self, num_steps, num_envs, observation_space, action_space, *more, naive=False, **named):
-        super().__init__(num_steps, num_envs, observation_space, action_space, *more, **named)
-        self.naive, self.rng = naive, np.random.default_rng(0)
-        self.action_masks = np.ones((num_steps, num_envs, sum(factor_sizes(action_space))), bool)
-
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs, action_masks=None):
-        """As in RolloutBuffer; the masks (N, choices) are those of `obs`. None: all is valid, as in all reset rows."""
-        masks = self.action_masks[self.row]
-        masks[:] = True if action_masks is None else action_masks
-        masks[np.asarray(reset_rows, bool)] = True
-        super().add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
-
-    def observations(self, obs):
-        """Stored observations (B, …), a tensor, as the agent and the samples have them."""
-        return obs
-
-    def evaluate(self, agent):
-        """(log-probs (T, N), values (T + 1, N)) of the whole rollout under the agent, without gradient."""
-        obs, actions, masks = self.tensors("obs", "actions", "action_masks")
-        size = max(1, min(8192, 2**22 // masks.shape[-1]))  # rows at a time: there may be 50,000 logits in each
-        fields = (field.flatten(0, 1).split(size) for field in (obs[:-1], actions, masks))
-        with torch.no_grad():
-            parts = [agent((self.observations(o), m), a) for o, a, m in zip(*fields)]
-            _, _, last = agent((self.observations(obs[-1]), None), actions[-1])  # of which only the values count
-        log_probs, _, values = (torch.cat(part).view(-1, self.num_envs) for part in zip(*parts))
-        return log_probs, torch.cat([values, last[None]])
-
-    def get(self, batch_size=None, rng=None):
-        """Yield `samples` of `batch_size` rows (None: of all), the last perhaps shorter, that hold all but reset rows.
-
-        In one random order, drawn with the NumPy generator `rng`, or else with one of the buffer's own.
-        """
-        rows = torch.as_tensor((rng or self.rng).permutation(np.flatnonzero(~self.reset_rows)), device=self.device)
-        obs, actions, masks = self.tensors("obs", "actions", "action_masks")
-        fields = obs, actions, self.values, self.log_probs, self.advantages, self.returns, masks
-        fields = [field.flatten(0, 1) for field in fields]  # views: nothing of the size of all masks is made
-        for part in rows.split(batch_size or max(1, len(rows))):
-            obs, *others = (field[part] for field in fields)
-            if len(part):
-                yield self.samples(self.observations(obs), *others)
-
-    def minibatches(self, num_minibatches, rng):
-        """The same as Batches, in at most `num_minibatches` parts, for `learn`: each mask goes with its observation."""
-        for s in self.get(math.ceil((~self.reset_rows).sum() / num_minibatches), rng):
-            obs = s.observations, None if self.naive else s.action_masks
-            yield Batch(obs, s.actions, s.old_log_prob, s.old_values, s.advantages, s.returns)
-
-
-class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
-    """The same for Dict observations: stored side by side in one array of float32, handed out as a dict of tensors."""
-
-    samples = MaskableDictRolloutBufferSamples
-
-    def __init__(self, num_steps, num_envs, observation_space, *more, **named):
-        self.shapes = {name: space.shape for name, space in observation_space.spaces.items()}
-        self.widths = [math.prod(shape) for shape in self.shapes.values()]
-        super().__init__(num_steps, num_envs, spaces.Box(-np.inf, np.inf, (sum(self.widths),)), *more, **named)
-
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs, action_masks=None):
-        """As in MaskableRolloutBuffer; `obs` and `next_obs` are dicts of arrays (N, …)."""
-        obs, next_obs = (
-            np.concatenate([np.reshape(o[name], (self.num_envs, -1)) for name in self.shapes], 1)
-            for o in (obs, next_obs)
-        )
-        super().add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs, action_masks)
-
-    def observations(self, obs):
-        """Stored observations (B, …), a tensor, as the agent and the samples have them."""
-        parts = zip(self.shapes.items(), obs.split(self.widths, 1))
-        return {name: part.reshape(-1, *shape) for (name, shape), part in parts}
-
-
-# ----------------------------------------------------------------------------------------------- losses and update
-
-
-def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated, of log r = log pi - log mu (B,) and advantages A (B,).
-
-    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ]   (arXiv 1707.06347, eq. 7). Where A > 0 only the upper bound can be
-    the smaller one, where A < 0 only the lower, so the clipped term may as well be the constant A + eps |A|.
-    """
-    return -torch.min(log_ratios.exp() * advantages, advantages + clip_coef * advantages.abs()).mean()
-
-
-def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
-    errors = (values - returns).square()
-    if clip_coef is not None:
-        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
-        errors = torch.max(errors, (clipped - returns).square())
-    return 0.5 * errors.mean()
-
-
-def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
-    std, mean = torch.std_mean(advantages, correction=0)
-    return (advantages - mean) / (std + 1e-8)
-
-
-def approximate_kl(log_ratios):
-    """KL(mu || pi) from log r of samples of mu: E[(r - 1) - log r], unbiased, no term negative (Schulman's k3)."""
-    return (log_ratios.exp() - 1 - log_ratios).mean()
-
-
-class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1) on the flat vector of all parameters.
-
-    The numbers of torch.optim.Adam, without the time that many small tensors and the first use of torch.optim take.
-    """
-
-    def __init__(self, flat, eps=1e-5):
-        self.flat, self.eps = flat, eps
-        self.state = {"m": torch.zeros_like(flat), "v": torch.zeros_like(flat), "t": torch.zeros(())}
-
-    def step(self, gradient, learning_rate, max_norm):
-        """Descend along `gradient`, shortened to `max_norm` before."""
-        gradient = gradient * (max_norm / (gradient.norm() + 1e-6)).clamp(max=1)
-        m, v, t = self.state.values()
-        t += 1
-        m.lerp_(gradient, 1 - 0.9)
-        v.lerp_(gradient.square(), 1 - 0.999)
-        v_hat = v / (1 - 0.999 ** t.item())
-        self.flat.addcdiv_(m, v_hat.sqrt_().add_(self.eps), value=-learning_rate / (1 - 0.9 ** t.item()))
-
-    def state_dict(self):
-        """The moments and the number of steps, for a checkpoint."""
-        return self.state
-
-    def load_state_dict(self, state):
-        """Copy what state_dict returned."""
-        for name, value in self.state.items():
-            value.copy_(state[name])
-
-
-def minibatch_gradient(agent, batch, args):
-    """(flat gradient, [loss, policy loss, value loss, entropy], log pi - log mu (B,)) of a Batch."""
-    log_probs, entropies, values = agent(batch.obs, batch.actions)
-    log_ratios = log_probs - batch.log_probs
-    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
-    pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
-    v_loss = value_loss(values, batch.values, batch.returns, args.clip_vloss_coef if args.clip_vloss else None)
-    entropy = entropies.mean()
-    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, agent.leaves)])
-    return gradient, torch.stack([loss, pg_loss, v_loss, entropy]).detach(), log_ratios.detach()
-
-
-def learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of=minibatch_gradient):
-    """Estimate advantages and take all gradient steps on one rollout. Returns the figures for metrics.csv.
-
-    `gradient_of` is `minibatch_gradient`, or its compiled version.
-    """
-    buffer.compute_returns(*buffer.evaluate(agent))
-    played = ~torch.as_tensor(buffer.reset_rows, device=agent.device)
-    returns, errors = buffer.returns[played], (buffer.returns - buffer.values)[played]
-    explained_variance = 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
-
-    def batches():
-        for epoch in range(args.update_epochs):
-            if epoch > 0:
-                buffer.before_epoch(agent)
-            yield from buffer.minibatches(args.num_minibatches, rng)
-
-    losses, log_ratios = [], []
-    for batch in batches():
-        gradient, loss, log_ratio = gradient_of(agent, batch, args)
-        optimizer.step(gradient, learning_rate, args.max_grad_norm)
-        losses.append(loss)
-        log_ratios.append(log_ratio)
-        if args.target_kl is not None and approximate_kl(log_ratio) > args.target_kl:
-            break
-    log_ratios = torch.cat(log_ratios)
-    figures = dict(zip(("loss", "policy_loss", "value_loss", "entropy"), torch.stack(losses).mean(0)))
-    figures["approx_kl"] = approximate_kl(log_ratios)
-    figures["clip_fraction"] = ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean()
-    return {name: x.item() for name, x in (figures | {"explained_variance": explained_variance}).items()}
-
-
-def scale_rewards(buffer, stats, discounted):
-    """Divide the buffer's rewards by the running deviation of the discounted return so far, and clip them to ±10.
-
-    That return is G_t = r_t + gamma G_{t-1}; `stats` is its RunningMeanStd, `discounted` (N,) the G before the rollout.
-    Returns the G after it.
-    """
-    history = np.empty(buffer.rewards.shape)
-    for t, ended in enumerate(buffer.terminated | buffer.truncated):
-        history[t] = discounted = discounted * buffer.gamma + buffer.rewards[t]
-        discounted = discounted * ~ended
-    stats.update(history[~buffer.reset_rows])
-    buffer.rewards = np.clip(buffer.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
-    return discounted
-
-
-# -------------------------------------------------------------------------------------- run folder and evaluation
-
-LOWER_PANEL = ("policy_loss", "value_loss", "entropy")  # columns of metrics.csv that the learning curve shows as well
-EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
-# Unpickled, these environments go on just where they were (tested). Others pickle without complaint and come back
-# rebuilt, their state lost (Box2D, MuJoCo): they are not carried over, their episodes restart.
-CARRIED = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "minigrid.")
-
-
-def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
-
-    Every episode has a slot of its own: to count those that finish first would favour the short ones. `render` opens a
-    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
-    """
-    atari = args.env_id.startswith("ALE/")
-    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
-    obs, _ = envs.reset(seed=seed)
-    returns, playing, frames = np.zeros(episodes), np.ones(episodes, bool), []
-    for _ in range(episode_limit(args, envs.spec)):
-        if video:
-            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns[playing] += rewards[playing]
-        playing &= ~(terminated | truncated)
-        if not playing.any():
-            break
-    if video:
-        from moviepy import ImageSequenceClip  # slow to import
-
-        video.parent.mkdir(exist_ok=True)
-        clip = ImageSequenceClip(frames, fps=envs.metadata.get("render_fps", 30))
-        clip.write_videofile(str(video), logger=None)
-    envs.close()
-    return float(returns.mean()), float(returns.std())
-
-
-def atomic_write(path, write):
-    """Call write(temporary path), then rename: whoever looks finds the old file or the new one, never half of one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    write(temporary)
-    os.replace(temporary, path)
-
-
-def start_run(args):
-    """Make the run folder and its config.json: all arguments, git commit, versions, machine. Returns its Path."""
-    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # to the microsecond: runs may begin in the same second
-    name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
-    run_dir, commit = Path(args.run_dir or f"runs/{name}"), ""
-    if (run_dir / "config.json").exists():
-        raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
-    try:
-        (run_dir / "models").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run folder {run_dir}: {error}") from None
-    with contextlib.suppress(OSError):  # no git on this machine
-        git = ["git", "-C", str(Path(__file__).parent), *"describe --always --exclude=* --abbrev=40 --dirty=+".split()]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    config = {
-        "args": dataclasses.asdict(args),
-        "git": {"commit": commit.rstrip("+"), "dirty": commit.endswith("+")},
-        "versions": {k: importlib.metadata.version(k) for k in ("torch", "gymnasium", "numpy") if k in sys.modules},
-        "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
-    }
-    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
-    return run_dir
-
-
-def log_row(run_dir, row):
-    """Append a dict of figures to metrics.csv."""
-    with (run_dir / "metrics.csv").open("a") as file:
-        if file.tell() == 0:
-            file.write(",".join(row) + "\n")
-        file.write(",".join(f"{v:.8g}" if isinstance(v, float) else str(v) for v in row.values()) + "\n")
-
-
-def evaluate_and_save(agent, args, run, run_dir):
-    """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked to."""
-    seed = args.seed + EVALUATION
-    mean, std = evaluate(agent, args, args.eval_episodes, seed)
-    check_finite(args, run.step, evaluation=mean)
-    best = all(mean >= earlier for _, earlier, _ in run.evaluations)
-    run.evaluations.append((run.step, mean, std))
-    state = {"env_id": args.env_id, "step": run.step, "agent": agent.state_dict()}
-    for name in [run.step, "best"] if best else [run.step]:
-        atomic_write(run_dir / f"models/{name}.pt", lambda path: torch.save(state, path))
-    if args.capture_video:
-        evaluate(agent, args, 1, seed, video=run_dir / f"videos/{run.step}.mp4")
-
-
-def save_checkpoint(run_dir, args, run, rng, envs, **parts):
-    """Write checkpoint.pt (the run, the generator, the state_dict of each part) and the state of the environments.
-
-    That goes first, to a file with the step in its name; checkpoint.pt names it, so that its rename commits both.
-    Environments that cannot be carried over are not written.
-    """
-    entry_point = str(getattr(envs.spec, "entry_point", ""))
-    carried = entry_point.startswith(CARRIED) and all(path.startswith("gymnasium.") for path in args.wrappers)
-    envs_file = f"envs_{run.step}.pkl" if carried else None
-    if carried:
-        import cloudpickle
-
-        atomic_write(run_dir / envs_file, lambda path: path.write_bytes(cloudpickle.dumps(envs)))
-    state = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in vars(run).items()}
-    state |= {"env_id": args.env_id, "envs_file": envs_file, "rng": rng.bit_generator.state}
-    state |= {name: part.state_dict() for name, part in parts.items()}
-    atomic_write(run_dir / "checkpoint.pt", lambda path: torch.save(state, path))
-    for file in run_dir.glob("envs_*.pkl"):
-        if file.name != envs_file:
-            file.unlink()
-
-
-@contextlib.contextmanager
-def blame(path):
-    """UserError that names the file at `path`, if something goes wrong while it is read."""
-    try:
-        yield
-    except Exception as error:  # loading raises many kinds
-        foreign = isinstance(error, pickle.UnpicklingError)  # torch would explain how to run what is in the file
-        reason = type(error).__name__ if foreign else " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}") from None
-
-
-def load_file(path, args, agent):
-    """Load what torch.save wrote, without executing any of it, and copy the weights into the agent. Returns the dict.
-
-    UserError unless the file is whole, of args.env_id and of a network like the agent's.
-    """
-    with blame(path):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["env_id"] != args.env_id:
-            raise ValueError(f"it is of {state['env_id']}, not of {args.env_id}")
-        agent.load_state_dict(state["agent"])
-        return state
-
-
-def load(run_dir, model="best", args=None):
-    """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged."""
-    args = args or Args(evaluate=str(run_dir))  # those of the run
-    envs = make_envs(args, 1)
-    agent = make_agent(args, envs)
-    envs.close()
-    load_file(Path(run_dir, "checkpoint.pt" if model == "last" else f"models/{model}.pt"), args, agent)
-    return agent
-
-
-def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
-    """Put everything back as it was at the last checkpoint, and cut metrics.csv there. Returns the environments."""
-    config = read_config(run_dir / "config.json")
-    if changed := [name for name in config if name not in RESUMABLE and getattr(args, name) != config[name]]:
-        raise UserError(f"{', '.join(changed)} cannot change when a run is resumed")
-    state = load_file(run_dir / "checkpoint.pt", args, agent)
-    with blame(run_dir / "checkpoint.pt"):
-        rng.bit_generator.state = state["rng"]
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        for name, value in vars(run).items():
-            setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
-    if state["envs_file"]:
-        import cloudpickle
-
-        with blame(run_dir / state["envs_file"]):
-            envs = cloudpickle.loads((run_dir / state["envs_file"]).read_bytes())
-    else:
-        print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
-        run.obs, _ = envs.reset(seed=args.seed + run.step)
-        for name in {"reset_rows", "returns", "discounted", "noise"} & vars(run).keys():
-            getattr(run, name)[:] = 0
-    metrics = run_dir / "metrics.csv"
-    if run.step == 0:  # killed before the first checkpoint after the one at the start
-        metrics.unlink(missing_ok=True)
-    else:
-        with blame(metrics):
-            header, *rows = metrics.read_text().splitlines(keepends=True)
-            kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
-        atomic_write(metrics, lambda path: path.write_text("".join([header, *kept])))
-    config = json.loads((run_dir / "config.json").read_text()) | {"args": dataclasses.asdict(args)}
-    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
-    return envs
-
-
-def draw_curve(run_dir, args, run):
-    """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, LOWER_PANEL's figures."""
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    steps, returns = np.array(run.episodes, float).reshape(-1, 2).T
-    sums = np.concatenate([np.zeros(100), returns.cumsum()])
-    running_mean = (sums[100:] - sums[:-100]) / np.minimum(np.arange(len(returns)) + 1, 100)
-    top.plot(steps, returns, ".", color="tab:blue", alpha=0.25, markersize=3, label="training episode")
-    top.plot(steps, running_mean, color="tab:blue", label="mean of the last 100")
-    if run.evaluations:
-        points = np.array(run.evaluations, float).T
-        top.errorbar(*points, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± standard deviation")
-    top.set(title=f"{args.env_id}, seed {args.seed}", ylabel="return of an episode")
-    metrics = np.genfromtxt(run_dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
-    for name in LOWER_PANEL:
-        bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-    scale = "symlog" if max(np.abs(np.nan_to_num(metrics[name])).max() for name in LOWER_PANEL) > 10 else "linear"
-    bottom.set(xlabel="environment steps", ylabel="mean since the last log row", yscale=scale)
-    bottom.xaxis.set_major_formatter("{x:,.0f}")
-    for axis in (top, bottom):
-        axis.legend()
-        axis.grid(alpha=0.3)
-    atomic_write(run_dir / "learning_curve.png", lambda path: figure.savefig(path, dpi=120, format="png"))
-
-
-def finish(run_dir, args, run):
-    """Draw the curve, write summary.json, print the last two lines, return the summary."""
-    draw_curve(run_dir, args, run)
-    step, mean, std = run.evaluations[-1]
-    summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": args.eval_episodes}
-    summary |= {"global_step": step, "seconds": run.seconds, "steps_per_second": step / run.seconds}
-    atomic_write(run_dir / "summary.json", lambda path: path.write_text(json.dumps(summary, indent=1)))
-    print(f"evaluation: {mean:.1f} ± {std:.1f} over {args.eval_episodes} episodes, after {step:,} steps")
-    print(f"learning curve: {run_dir / 'learning_curve.png'}   to watch it play: --evaluate {run_dir} --render")
-    return summary
-
-
-def check_finite(args, step, **fields):
-    """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
-    for name, value in fields.items():
-        if not np.isfinite(value).all():
-            raise UserError(f"{args.env_id}, step {step}: {name} is NaN or infinite; earlier checkpoints are good")
-
-
-# ------------------------------------------------------------------------------------------------------- training
+    if args.env_id != given.env_id:
+        import_plugin(args.env_id)
+        if args.env_id not in gym.registry:
+            return f"--env-id {args.env_id}"
+    if args.wrappers != given.wrappers:
+        for path in args.wrappers:
+            if path not in globals() and not path.startswith(WRAPPER_MODULES):
+                return f"--wrappers {' '.join(args.wrappers)}"
+            wrapper = find_wrapper(path)
+            defined_in = f"{getattr(wrapper, '__module__', '')}."
+            is_wrapper = isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)
+            if not is_wrapper or not defined_in.startswith((f"{__name__}.", *WRAPPER_MODULES)):
+                return f"--wrappers {' '.join(args.wrappers)}"
+    words = re.findall(r'"([^"]*)"', args.env_kwargs)
+    plain = "\\" not in args.env_kwargs and all(re.fullmatch(r"[\w -]*", word) for word in words)
+    if args.env_kwargs != given.env_kwargs and not plain:
+        return f"--env-kwargs '{args.env_kwargs}'"
+    return ""
+
+
+def check_film(args):
+    """UserError if no video of this environment can be made: better now than at the first evaluation."""
+    with blame("--capture-video needs another package: pip install moviepy", ImportError):
+        importlib.import_module("moviepy")
+    if not args.env_id.startswith("ALE/"):
+        envs = make_envs(args, 1, "rgb_array")
+        envs.reset(seed=args.seed)
+        pictures = envs.render()
+        envs.close()
+        if not pictures or not isinstance(pictures[0], np.ndarray):
+            raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
+
+
+def write_video(path, frames, fps):
+    """Write an mp4 of frames, each (height, width, 3)."""
+    from moviepy import ImageSequenceClip  # slow to import
+
+    check_no_link(path.parent)
+    with blame(f"cannot write {path}", OSError):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # it may be a link to somewhere else
+        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
+
+
+STATE = ".pt"  # how the names of checkpoints and models end
+
+
+def write_state(state, file):
+    """Write a dict of tensors, numbers and text to an open file."""
+    torch.save(state, file)
+
+
+def read_state(path):
+    """What write_state wrote, on the CPU. Nothing in the file is executed."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def choose_device(args, image=False):
-    """The device that args.device means, and torch's threads set to match. UserError if the device is none."""
-    device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
-    try:
+    """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
+    automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
+    device = automatic if args.device == "auto" else args.device
+    with blame(f"device {device}", RuntimeError, AssertionError, ImportError):
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
-    torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
+    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
     return device
 
 
+def check_memory(what, size):
+    """UserError if this machine has no `size` bytes of memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise UserError(f"{what} would need {size / 1e9:,.0f} GB of memory; there are {memory / 1e9:.0f}")
+
+
 def make_masked_agent(args, envs):
-    """An untrained MaskedAgent for these MaskedEnvs. UserError if the device is none."""
+    """An untrained MaskedAgent for these MaskedEnvs. UserError if the device is none, or the networks are too large."""
+    if args.hidden_sizes == () or args.critic_hidden_sizes == ():
+        raise UserError("hidden_sizes and critic_hidden_sizes need one layer at least")
     device = choose_device(args)
+    with torch.device("meta"):  # counts the weights without making them
+        empty = MaskedAgent(envs.entries, envs.single_action_space, args, "meta")
+    check_memory("the networks", 16 * sum(p.numel() for p in empty.parameters()))  # with gradients and Adam's moments
+    torch.manual_seed(args.seed)
     agent = MaskedAgent(envs.entries, envs.single_action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
 
 
-make_agent = make_masked_agent  # as load, which all scripts share, calls it
+make_agent = make_masked_agent  # as the run section calls it
 
 
 def make_masked_buffer(args, agent):
     """An empty buffer for the agent's observations and actions."""
-    common = agent.action_space, agent.device, args.gamma, args.gae_lambda
     if list(agent.entries) == ["observation"]:
         space = agent.entries["observation"]
-        return MaskableRolloutBuffer(args.num_steps, args.num_envs, space, *common, naive=args.naive_mask)
+        return MaskableRolloutBuffer(args.num_steps, args.num_envs, space, agent.action_space)
     space = spaces.Dict(agent.entries)
-    return MaskableDictRolloutBuffer(args.num_steps, args.num_envs, space, *common, naive=args.naive_mask)
+    return MaskableDictRolloutBuffer(args.num_steps, args.num_envs, space, agent.action_space)
 
 
-def mean_return(run):
-    """Mean return of the last 100 training episodes; NaN before the first."""
-    recent = [total for _, total in run.episodes[-100:]]
-    return sum(recent) / len(recent) if recent else math.nan
+def check_rollout(args, envs):
+    """UserError if a rollout does not divide into minibatches, or does not fit into memory."""
+    rows = args.num_steps * args.num_envs
+    if rows % args.num_minibatches != 0:
+        raise UserError(f"num_envs x num_steps = {rows} rows do not divide into {args.num_minibatches} minibatches")
+    space = envs.single_observation_space
+    size = 1 if space.dtype == np.uint8 else 4
+    check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 100))
 
 
-def is_finished(args, run):
-    """Whether all steps are taken, or the last 100 training episodes are as good as --stop-at-return asks."""
-    solved = args.stop_at_return is not None and len(run.episodes) >= 100 and mean_return(run) >= args.stop_at_return
-    return solved or run.step >= args.total_timesteps
+# ===== run: the same in every script ==================================================================================
+# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
+# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
+# read_state.
 
 
-def check_rollout(args, buffer, first_step):
-    """UserError if a rollout that began at `first_step` holds a NaN or an infinity."""
-    if np.isfinite(buffer.obs).all() and np.isfinite(buffer.rewards).all():
-        return
-    check_finite(args, first_step, observation=buffer.obs[0])
-    for t, steps in enumerate(np.cumsum((~buffer.reset_rows).sum(1))):
-        check_finite(args, first_step + steps, observation=buffer.obs[t + 1], reward=buffer.rewards[t])
+class UserError(Exception):
+    """Something the user can fix: shown as one line, with exit code 2."""
 
 
-def play_masked(args, agent, envs, buffer, run, rng):
-    """Fill the buffer with one rollout; `run` keeps what goes on from rollout to rollout."""
-    obs, masks = agent.split(run.obs)
-    for _ in range(buffer.num_steps):
-        try:
-            actions = agent.sample(obs, masks, rng)
-        except InvalidMask as error:
-            raise InvalidMask(f"{args.env_id}, step {run.step}: {error}") from None
-        run.obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        next_obs, next_masks = agent.split(run.obs)
-        buffer.add(obs, actions, rewards, terminated, truncated, run.reset_rows, next_obs, masks)
-        obs, masks = next_obs, next_masks
-        run.step += buffer.num_envs - int(run.reset_rows.sum())
-        run.returns += rewards
-        run.reset_rows = terminated | truncated
-        if run.reset_rows.any():
-            run.episodes += [(run.step, total) for total in run.returns[run.reset_rows].tolist()]
-            run.returns[run.reset_rows] = 0
+@contextmanager
+def blame(what, *expected):
+    """Turn an exception of the expected classes into a UserError that begins with `what`."""
+    try:
+        yield
+    except expected as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{what[:500]} ({reason[:300]})") from None
 
 
-def train(args):
-    """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
-    check_args(args)
-    if args.num_envs * args.num_steps % args.num_minibatches:
-        rows = f"num_envs x num_steps = {args.num_envs * args.num_steps} rows"
-        raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches} equal parts")
-    if args.no_mask and args.naive_mask:
-        raise UserError("no_mask and naive_mask are different ablations: choose one")
-    envs = make_envs(args, args.num_envs)
-    agent = make_agent(args, envs)
-    if args.capture_video:
-        make_envs(args, 1, "rgb_array").close()  # now, rather than at the first evaluation, if it has no pictures
-    optimizer, buffer, rng = Adam(agent.flat), make_masked_buffer(args, agent), np.random.default_rng(args.seed)
-    gradient_of = minibatch_gradient
-    if args.compile:
-        torch._dynamo.config.trace_autograd_ops = True  # so that loss and gradient become one compiled function
-        gradient_of = torch.compile(minibatch_gradient, fullgraph=True, dynamic=True)
-    obs, _ = envs.reset(seed=args.seed)
-    run = SimpleNamespace(  # all that the loop changes, besides weights and generators: a checkpoint holds it
-        step=0,  # environment steps, without reset rows
-        seconds=0.0,
-        episodes=[],  # (step, return) of each training episode
-        evaluations=[],  # (step, mean, standard deviation)
-        obs=obs,
-        reset_rows=np.zeros(args.num_envs, bool),  # whether the next row of an environment only resets it
-        returns=np.zeros(args.num_envs),  # of the episodes being played
-        discounted=np.zeros(args.num_envs),  # the same for normalize_reward, discounted
-    )
-    run_dir = Path(args.resume) if args.resume else start_run(args)
-    args.folder = run_dir  # for main, should it be interrupted
-    print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
-    print(f"action masks come from {envs.source}")
-    if args.resume:
-        envs = restore_checkpoint(run_dir, args, run, rng, envs, agent, optimizer=optimizer)
-    else:
-        save_checkpoint(run_dir, args, run, rng, envs, agent=agent, optimizer=optimizer)
-    begun, drawn = time.time() - run.seconds, time.time()
-    eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
-    checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
-    total, quiet = args.total_timesteps, not args.progress
-    with tqdm(total=total, initial=run.step, unit=" steps", unit_scale=True, disable=quiet) as bar:
-        while not is_finished(args, run):
-            first_step = run.step
-            play_masked(args, agent, envs, buffer, run, rng)
-            check_rollout(args, buffer, first_step)
-            if buffer.reset_rows.all():  # nothing was played: one environment, one step
-                continue
-            if agent.return_stats:
-                run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
-            learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
-            figures = learn(agent, optimizer, buffer, learning_rate, args, rng, gradient_of)
-            check_finite(args, run.step, loss=figures["loss"], weights=agent.flat.sum().item())
+COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
+COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
+COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
+NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
+EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
+MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
 
-            run.seconds = time.time() - begun
-            finished, return_mean = is_finished(args, run), mean_return(run)
-            row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
-            log_row(run_dir, row | {"episodes": len(run.episodes), "learning_rate": learning_rate} | figures)
-            bar.update(run.step - first_step)
-            bar.set_postfix_str(f"mean return {return_mean:.1f}", refresh=finished)
-            if finished or run.step // eval_every > first_step // eval_every:
-                evaluate_and_save(agent, args, run, run_dir)
-            if finished or run.step // checkpoint_every > first_step // checkpoint_every:
-                save_checkpoint(run_dir, args, run, rng, envs, agent=agent, optimizer=optimizer)
-            if time.time() - drawn > 30:
-                draw_curve(run_dir, args, run)
-                drawn = time.time()
-    if not run.evaluations:  # resumed, with no more steps to take than had been taken
-        evaluate_and_save(agent, args, run, run_dir)
+
+def tuned(*flags, **given):
+    """Args from flags or keywords: tuned("--env-id", "Pendulum-v1") or tuned(env_id="Pendulum-v1").
+
+    What is not given comes from the run that is resumed or evaluated, else from `config`, else from TUNED.
+    """
+    flags = [*flags, *as_flags(given)]
+    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
+    if "" in (first.resume, first.evaluate, first.config, first.run_dir):
+        raise UserError("the name of a run folder or config is empty")
+    if first.resume and (first.evaluate or first.run_dir):
+        raise UserError("--resume goes on in its own run folder: neither --run-dir nor --evaluate can be beside it")
+    run_dir = first.resume or first.evaluate
+    path = f"{run_dir}/config.json" if run_dir else first.config
+    defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
+    return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
+
+
+def as_flags(settings):
+    """A dict of settings as the command-line flags that say the same."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, (list, tuple)):
+            flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
+    with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
+        stored = dict(json.loads(Path(path).read_text(encoding="utf-8"))["args"])
+    words = [word for value in stored.values() if isinstance(value, list) for word in value]
+    # No word of a file may become a flag of its own.
+    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
+    if foreign := [name for name in stored if name not in vars(Args())] + flags:
+        raise UserError(f"{path} is of another script or version, or damaged: {foreign[0]!r:.100}")
+    dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
+    complaint = StringIO()
+    try:
+        with redirect_stderr(complaint):  # tyro checks names and types
+            args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
+    except SystemExit:
+        reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
+        raise UserError(f"{path} is of another script or version, or damaged: {reason[:300]}") from None
+    if flag := untrusted(args, given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
+    return args
+
+
+def check_args(args):
+    """UserError that names the first argument that is out of its range."""
+    for name, value in vars(args).items():
+        low, high = (COMMON_RANGES | RANGES).get(name, (0, 1e15))
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, (int, float)) and not low <= number <= high:
+                raise UserError(f"{name} must lie between {low:g} and {high:g}")
+
+
+def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
+    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
+
+    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
+    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
+    """
+    atari = args.env_id.startswith("ALE/")
+    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
+    obs, _ = envs.reset(seed=seed)
+    returns = np.zeros(episodes)
+    playing = np.ones(episodes, bool)
+    frames = []
+    for _ in range(episode_limit(args, envs.spec)):
+        if video:
+            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
+        returns += rewards * playing
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
     envs.close()
-    return finish(run_dir, args, run)
+    if video:
+        write_video(video, frames, envs.metadata.get("render_fps", 30))
+    return float(returns.mean()), float(returns.std())
+
+
+def write_file(path, write):
+    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with blame(f"cannot write {path}", OSError, RuntimeError):
+        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
+        with temporary.open("xb") as file:
+            write(file)
+        os.replace(temporary, path)
+
+
+def check_no_link(folder):
+    """UserError if a part of a run folder is a link: what a run writes stays in its folder."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link; a run writes nothing outside its own folder")
+
+
+def read_weights(path, args, agent):
+    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
+    try:
+        state = read_state(path)
+        if state["env_id"] == args.env_id:
+            agent.load_state_dict(state["agent"])
+            return state
+        reason = f"it is of {state['env_id']}"
+    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
+        reason = type(error).__name__
+    raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
+
+
+def load(run_dir, model="best", **given):
+    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
+
+    What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
+    """
+    return load_agent(tuned(evaluate=str(run_dir), model=str(model), **given))
+
+
+def load_agent(args):
+    """The agent that args.evaluate and args.model name."""
+    check_args(args)
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_weights(Path(args.evaluate, name + STATE), args, agent)
+    return agent
+
+
+class Run:
+    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
+
+    `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
+    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
+    decide whether to stop at a return.
+
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
+    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
+    gives the same numbers, bit for bit, as one that was left alone.
+    """
+
+    def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
+        self.agent = agent
+        self.envs = envs
+        self.parts = parts
+        self.log_every = log_every
+        self.explores = explores
+        self.step = 0  # environment steps, without reset rows
+        self.seconds = 0.0
+        self.episodes = []  # (step, return) of each training episode
+        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
+        self.figures = {}  # logged since the last row of metrics.csv
+        self.restarts = True  # whether training begins anew: at first, and after each checkpoint
+        self.envs_are_new = True
+        tenth = math.ceil(args.total_timesteps / 10)
+        longest = min(episode_limit(args, envs.spec), 2_000)
+        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
+        checkpoint_every = args.checkpoint_every or max(tenth, enough)
+        self.args = replace(args, eval_every=args.eval_every or tenth, checkpoint_every=checkpoint_every)
+        if args.capture_video:
+            check_film(args)
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
+        args.folder = self.dir  # for main, should it be interrupted
+        self.open_folder()
+        print(f"{args.env_id} -> {self.dir};", *(f"{key}={getattr(args, key)}" for key in tuned_settings(args)))
+        self.begun = time.time() - self.seconds
+        self.drawn = time.time()
+        self.last_step = self.step  # when write_what_is_due was last called
+        bar = {"unit": " steps", "unit_scale": True, "disable": not args.progress}
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
+
+    def open_folder(self):
+        """Make the run folder, or restore its last checkpoint; write config.json."""
+        checkpoint = self.dir / f"checkpoint{STATE}"
+        with blame(f"cannot make {self.dir}", OSError):
+            check_no_link(self.dir / "models")
+            (self.dir / "models").mkdir(parents=True, exist_ok=True)
+        if checkpoint.exists() and not self.args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
+            stored = read_config(self.dir / "config.json", self.args)
+            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
+            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
+            if changed:
+                raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
+        metrics = ""
+        if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
+            state = read_weights(checkpoint, self.args, self.agent)
+            with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
+                step, seconds, episodes, evaluations, metrics = state["run"]
+                self.step = int(step)
+                self.seconds = float(seconds)
+                self.episodes = [(int(at), float(total)) for at, total in episodes]
+                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
+                for part_name, part in self.parts.items():
+                    part.load_state_dict(state[part_name])
+        if (self.dir / "config.json").exists():
+            with blame(f"{self.dir} is damaged", OSError):
+                self.forget_later_models()
+        git = f"git -C {quote(str(Path(__file__).parent))} describe --always --dirty --exclude='*' --abbrev=40"
+        config = {
+            "script": Path(__file__).stem,
+            "args": asdict(self.args),
+            "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
+            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
+            "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+        }
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
+        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
+
+    def forget_later_models(self):
+        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
+        models = self.dir / "models"
+        steps = [step for step, *_ in self.evaluations]
+        for path in models.glob(f"*{STATE}"):
+            if path.stem.isdigit() and int(path.stem) not in steps:
+                path.unlink()
+        (models / f"best{STATE}").unlink(missing_ok=True)
+        if self.evaluations:
+            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
+            weights = (models / f"{best}{STATE}").read_bytes()
+            write_file(models / f"best{STATE}", lambda file: file.write(weights))
+
+    def new_envs(self):
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
+
+        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
+        """
+        if not self.envs_are_new:
+            self.envs.close()
+            self.envs = make_envs(self.args, self.envs.num_envs)
+        rng = np.random.default_rng([self.args.seed, self.step])
+        obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
+        self.envs_are_new = False
+        self.restarts = False
+        return self.envs, obs, rng
+
+    def count(self, next_obs, rewards, ended, reset_rows):
+        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
+        self.step += len(rewards) - int(reset_rows.sum())
+        self.check_finite(observation=next_obs, reward=rewards)
+        self.totals += rewards
+        if ended.any():
+            self.episodes += [(self.step, total) for total in self.totals[ended].tolist()]
+            self.totals[ended] = 0
+
+    def check_finite(self, **values):
+        """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
+
+    def log(self, **figures):
+        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def write_what_is_due(self):
+        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
+        self.seconds = time.time() - self.begun
+        self.bar.update(self.step - self.last_step)
+        evaluation = self.passed(self.args.eval_every) or self.is_finished()
+        checkpoint = self.passed(self.args.checkpoint_every)
+        if evaluation or checkpoint or self.passed(self.log_every):
+            self.write_row()
+        if evaluation:
+            self.write_evaluation()
+        if self.is_finished() or time.time() - self.drawn > 30:
+            self.draw_curve()
+        if checkpoint or self.is_finished():
+            self.write_checkpoint()
+        self.last_step = self.step
+
+    def passed(self, every):
+        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
+        return self.step // max(1, every) > self.last_step // max(1, every)
+
+    def is_finished(self):
+        """Whether all steps are taken, or the return that --stop-at-return asks for is reached."""
+        goal = self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if goal is None:
+            return False
+        if self.explores:
+            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
+        return len(self.episodes) >= 100 and self.mean_return() >= goal
+
+    def mean_return(self):
+        """Mean return of the last 100 training episodes; NaN before the first."""
+        recent = [total for _, total in self.episodes[-100:]]
+        return sum(recent) / len(recent) if recent else math.nan
+
+    def write_row(self):
+        """Append a row to metrics.csv: the counters, and the means of FIGURES since the last row."""
+        row = {"step": self.step, "seconds": self.seconds, "sps": self.step / self.seconds}
+        row |= {"return_mean": self.mean_return(), "episodes": len(self.episodes)}
+        means = {name: sum(map(float, values)) / len(values) for name, values in self.figures.items()}
+        self.check_finite(**means)
+        self.figures = {}
+        row |= {name: means.get(name, math.nan) for name in FIGURES}
+        path = self.dir / "metrics.csv"
+        with blame(f"cannot write {path}", OSError), path.open("a") as file:
+            if file.tell() == 0:
+                file.write(",".join(row) + "\n")
+            file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
+        self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
+
+    def write_evaluation(self):
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
+        seed = self.args.seed + EVALUATION
+        episodes = self.args.eval_episodes
+        mean, std = evaluate(self.agent, self.args, episodes, seed)
+        self.check_finite(evaluation=mean)
+        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
+        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
+        weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
+        for name in [self.step, "best"] if best else [self.step]:
+            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
+        rows = ["step,seconds,return_mean,return_std,episodes"]
+        rows += [",".join(f"{x:.8g}" for x in evaluation) for evaluation in self.evaluations]
+        write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
+        if self.args.capture_video:
+            evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
+
+    def write_checkpoint(self):
+        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
+        metrics = (self.dir / "metrics.csv").read_text()
+        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics
+        state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
+        state |= {name: part.state_dict() for name, part in self.parts.items()}
+        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
+        self.restarts = True
+
+    def draw_curve(self):
+        """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, CURVE's figures."""
+        from matplotlib.figure import Figure  # slow to import
+
+        metrics = np.genfromtxt(self.dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
+        figure = Figure(figsize=(9, 7), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
+        top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        top.plot(metrics["step"], metrics["return_mean"], color="tab:blue", label="mean of the last 100")
+        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
+        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
+        top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
+        for name in CURVE:
+            bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
+        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 10
+        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
+        bottom.xaxis.set_major_formatter("{x:,.0f}")
+        for axis in (top, bottom):
+            axis.legend()
+            axis.grid(alpha=0.3)
+        write_file(self.dir / "learning_curve.png", lambda file: figure.savefig(file, dpi=120, format="png"))
+        self.drawn = time.time()
+
+    def finish(self):
+        """Write summary.json, print the last two lines, return the summary."""
+        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
+            self.write_evaluation()
+        self.bar.close()
+        self.envs.close()
+        _, _, mean, std, episodes = self.evaluations[-1]
+        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
+        summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
+        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
+        print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
+        return summary
 
 
 def main():
     """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("env_id", "config", "resume", "evaluate"):  # the defaults of all other flags depend on these
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", nargs="?")
-    complaint, args = io.StringIO(), None
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
+    args = None
     try:
-        with contextlib.redirect_stderr(complaint):
-            defaults = Args(**{k: v for k, v in vars(first.parse_known_args()[0]).items() if v is not None})
-            check_args(defaults)
-            args = tyro.cli(Args, default=defaults, description=__doc__)
+        args = tuned(*sys.argv[1:])
         if not args.evaluate:
             train(args)
             return
-        check_args(args)
-        agent, seed = load(args.evaluate, args.model, args), args.seed + EVALUATION
+        agent = load_agent(args)
+        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
         if args.capture_video:
+            check_film(args)
             evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
         if args.render:
             evaluate(agent, args, 1, seed, render=True)
     except UserError as error:
-        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
         sys.exit(2)
-    except SystemExit:  # tyro has drawn its complaint, if there is one, in a box below a title: keep the words
-        text = re.sub(r"\x1b\[[\d;]*m", "", complaint.getvalue())
-        lines = [re.sub("^-+$", "", line.strip("│╭╮╰╯─ ")) for line in text.splitlines()]
-        words = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines[1:]))
-        sys.stderr.write(" ".join(words) + "\n" * bool(lines))
-        raise
     except KeyboardInterrupt:
-        print(f"\nstopped; to go on: --resume {getattr(args, 'folder', 'RUN_DIR')}", file=sys.stderr)
+        folder = getattr(args, "folder", None)  # a run has begun
+        tqdm.write(f"stopped; to go on: --resume {folder}" if folder else "stopped", file=sys.stderr)
         sys.exit(130)
 
 

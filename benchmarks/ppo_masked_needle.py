@@ -39,6 +39,7 @@ def main():
     """Run, save, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args()
     report = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "flags": FLAGS, "seeds": args.seeds}
     for name, more in (("masked", []), ("naive mask", ["--naive-mask"])):
@@ -47,9 +48,10 @@ def main():
         steps = max(summary["global_step"] for summary in summaries)
         report[name] = {"returns": returns, "steps": steps}
         print(f"{name:10s} mean {statistics.mean(returns):.1f}, worst {min(returns):.1f}, after {steps:,} steps")
-    path = Path(__file__).parent / "results" / "ppo_masked_needle.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(report, indent=1))
+    if not args.no_save:
+        path = Path(__file__).parent / "results" / "ppo_masked_needle.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

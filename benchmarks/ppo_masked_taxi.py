@@ -78,7 +78,7 @@ def run(variant, seed, flags, tables):
         points, masks = [], tables[3] | (variant == "no mask")
         for path in Path(folder, "models").glob("[0-9]*.pt"):
             agent = ppo_masked.load(folder, path.stem)
-            policy = agent.sample(np.arange(500)[:, None], masks)[:, 0]
+            policy = agent.mode(np.arange(500), masks)[:, 0]
             points.append((int(path.stem), *exact_score(policy, tables)))
         seconds = json.loads(Path(folder, "summary.json").read_text())["seconds"]
     points.sort()

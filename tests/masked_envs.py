@@ -1,4 +1,4 @@
-"""Environments for tests/test_ppo_masked.py. `--env-id masked_envs:Cue-v0` imports and so registers them."""
+"""Environments with masks, for the tests of ppo_masked.py: `--env-id masked_envs:Cue-v0` registers them."""
 
 import gymnasium as gym
 import numpy as np
@@ -32,12 +32,15 @@ class Cue(gym.Env):
 
     The right actions pay 1 in all: the last valid choice of every factor where the second coin shows 1, and the
     first where it shows 0. The mask comes by `source`: info, method or entry; `final` is what it is at the end of an
-    episode (None: not given at all). `lenient` environments ignore invalid actions instead.
+    episode (zeros, nan or None: not given at all). `lenient` environments ignore invalid actions instead. The masks of
+    the step `bad_at` are `bad`.
     """
 
-    def __init__(self, source="info", kind="discrete", observation="vector", final="zeros", lenient=False, bad_at=-1):
+    def __init__(
+        self, source="info", kind="discrete", observation="vector", final="zeros", lenient=False, bad_at=-1, bad=0.0
+    ):
         self.source, self.kind, self.observation, self.final, self.lenient = source, kind, observation, final, lenient
-        self.bad_at, self.life = bad_at, 0
+        self.bad_at, self.bad, self.life = bad_at, bad, 0
         self.action_space = ACTIONS[kind]
         self.observation_space = {
             "vector": spaces.Box(-1, 2, (2,), np.float64),
@@ -49,19 +52,19 @@ class Cue(gym.Env):
         if source == "entry":
             inner = self.observation_space
             inner = dict(inner.spaces) if isinstance(inner, spaces.Dict) else {"cue": inner}
-            mask = spaces.MultiBinary(len(MASKS[kind][0]))
+            mask = spaces.Box(0, 1, (len(MASKS[kind][0]),))
             self.observation_space = spaces.Dict(**inner, action_mask=mask)
         if source == "method":
             self.action_masks = self.method
 
     def mask(self):
         if self.life == self.bad_at:
-            return np.zeros(len(MASKS[self.kind][0]), np.int8)
-        return np.array(MASKS[self.kind][self.coins[0]], np.int8)
+            return np.full(len(MASKS[self.kind][0]), self.bad, np.float32)
+        return np.array(MASKS[self.kind][self.coins[0]], np.float32)
 
     def method(self):
         assert not self.over, "asked for masks when the episode was over"
-        return self.mask() > 0
+        return self.mask()
 
     def seen(self, over=False):
         """(observation, info)."""
@@ -79,7 +82,8 @@ class Cue(gym.Env):
             "text": {"first": first, "mission": "go"},
             "image": np.zeros((36, 36, 3), np.uint8),
         }[self.observation]
-        mask = np.zeros(len(MASKS[self.kind][0]), np.int8) if over else self.mask()
+        foul = np.full(len(MASKS[self.kind][0]), np.nan if self.final == "nan" else 0, np.float32)
+        mask = foul if over else self.mask()
         if self.source == "entry":
             obs = {**(obs if isinstance(obs, dict) else {"cue": obs}), "action_mask": mask}
         return obs, {"action_mask": mask} if self.source == "info" and not (over and self.final is None) else {}
