@@ -116,6 +116,7 @@ def train(module, **settings):
 
     Only `settings` and the defaults of Args count, not the script's TUNED: its table may change, the checks must not.
     """
+    # Scripts without "# ===== run" still have an earlier form, in which Args itself fills in what TUNED has.
     getattr(module, "TUNED", {}).clear()
     quiet = contextlib.redirect_stdout(io.StringIO())
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, quiet, warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """The table of bug hunts: in each copy one line is wrong, without any message. `check` looks at what the script does.
 
-Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-18", …) with the fields that
+Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-19", …) with the fields that
 forms.py explains; tests/test_exercises.py sees that the planted copy runs and fails, and that the sound script passes.
 """
 
@@ -131,9 +131,9 @@ hunt(
     difficulty=1,
     minutes=20,
     hint="On CartPole-v1 with --ent-coef 1 the entropy in the lower panel falls to zero, where it should stay near "
-    "0.6, and the return stops at about 60. Without an entropy bonus nothing is wrong.",
+    "0.6, and the last evaluation is far below 500. Without an entropy bonus nothing is wrong.",
     check=check_bonus,
-    plant=Plant("minibatch_gradient", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
+    plant=Plant("ppo_loss", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
 )
 
 
@@ -155,13 +155,14 @@ hunt(
     script="ppo.py",
     difficulty=3,
     minutes=60,
-    hint="CartPole-v1 and FrozenLake-v1 are learnt, if more slowly. But explained_variance stays far below that of "
-    "the sound script, and episodes of two steps of which the second pays are not learnt at all.",
+    hint="CartPole-v1 and Acrobot-v1 are learnt as ever; only explained_variance stays somewhat lower on the latter, "
+    "0.85 instead of 0.91. But on FrozenLake-v1 the return stays at 0.04, where the sound script comes to 0.3 or more "
+    "within 150,000 steps.",
     check=check_later,
     plant=Plant(
-        "play",
-        "buffer.add(run.obs, actions, rewards, terminated, truncated, run.reset_rows, next_obs)",
-        "buffer.add(run.obs, actions, rewards, terminated, truncated, terminated | truncated, next_obs)",
+        "train",
+        "buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows)",
+        "buffer.add(t, obs, actions, rewards, terminated, truncated, terminated | truncated)",
     ),
 )
 
@@ -170,9 +171,8 @@ def check_loading(m, train):
     settings = {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}', "normalize_obs": True}
     trained = train(total_timesteps=6000, eval_episodes=50, **settings | TINY)
     before = trained.summary["eval_return_mean"]
-    args = m.Args(**settings | TINY)
-    after, _ = m.evaluate(trained.agent, args, 50, args.seed + m.EVALUATION)
-    if before < 1 or after != before:
+    after, _ = m.evaluate(trained.agent, m.Args(**settings | TINY), 50)
+    if before < 1 or after < 1:
         return f"the last evaluation of a run was {before}; the same agent, loaded from the run's folder, gets {after}"
 
 
@@ -181,13 +181,13 @@ hunt(
     script="ppo.py",
     difficulty=2,
     minutes=45,
-    hint="With --normalize-obs the curve looks sound. But --evaluate of the finished run scores far less than its last "
-    "point, and a run that is resumed falls back to where it began.",
+    hint="With --normalize-obs, on CartPole-v1 for instance, the curve looks sound. But --evaluate of the finished run "
+    "scores far less than its last point, and a run that is resumed falls back to where it began.",
     check=check_loading,
     plant=Plant(
-        "RunningMeanStd.__init__",
-        "self.register_buffer(name, value)",
-        "self.register_buffer(name, value, persistent=False)",
+        "read_weights",
+        'agent.load_state_dict(state["agent"])',
+        'agent.load_state_dict({name: state["agent"][name] for name, _ in agent.named_parameters()}, strict=False)',
     ),
 )
 
@@ -210,9 +210,9 @@ hunt(
     "moved at all, and clip_fraction with it.",
     check=check_first_ratio,
     plant=Plant(
-        "MaskableRolloutBuffer.minibatches",
-        "obs = s.observations, None if self.naive else s.action_masks",
-        "obs = s.observations, s.action_masks if self.naive else None",
+        "masked_ppo_loss",
+        "masks = None if args.naive_mask else batch.action_masks",
+        "masks = batch.action_masks if args.naive_mask else None",
     ),
 )
 
@@ -476,4 +476,29 @@ hunt(
     "with the return, so the critic knows, and actor_loss rises as if that were what the actors want.",
     check=check_ayes,
     plant=Plant("gumbel_softmax", "return hard + soft - soft.detach()", "return hard - soft + soft.detach()"),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ ppo_rnd.py
+
+
+def check_window(m, train):
+    trained = train(env_id="Classroom/Window-v0", total_timesteps=3000, **TINY | {"gamma": 0.5, "intrinsic_gamma": 0.5})
+    entropy = trained.metrics[-1]["entropy"]
+    if entropy > 0.3:
+        return (
+            "nothing in Window pays, and action 1 shows something new each time, action 0 never: within 3,000 steps "
+            f"curiosity settles for action 1; the entropy of the policy is still {entropy:.2f} (log 2 = 0.69)"
+        )
+
+
+hunt(
+    "hunt-18",
+    script="ppo_rnd.py",
+    difficulty=2,
+    minutes=45,
+    hint="intrinsic_reward and predictor_loss look as they should. But where episodes have one step only, curiosity "
+    "has no effect at all; in longer ones it seems to credit the wrong steps.",
+    check=check_window,
+    plant=Plant("train", "rnd.rewards(buffer.obs[1:], ", "rnd.rewards(buffer.obs[:-1], "),
 )

@@ -163,7 +163,20 @@ class Password(gym.Env):
         return self.observe(), float(self.at == 10), not right or self.at == 10, False, {}
 
 
-for env in (Chain, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password):
+class Window(gym.Env):
+    """One step, which pays nothing. Action 1 shows three random numbers, action 0 the zeros with which it began."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return action * self.np_random.uniform(-1, 1, 3).astype(np.float32), 0.0, True, False, {}
+
+
+for env in (Chain, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password, Window):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 

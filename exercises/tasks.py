@@ -100,16 +100,22 @@ exercise(
 
 
 def chain_episodes(end):
-    """Two episodes of Chain by play_episode: (the table, steps, the TD errors that were returned, returns)."""
+    """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, returns)."""
 
     def call(m):
         settings = {"gamma": 0.5, "learning_rate": 0.5, "env_kwargs": f'{{"end": "{end}"}}'}
         args = m.Args(env_id="Classroom/Chain-v0", **settings)
         envs = m.make_envs(args, 1)
-        agent, run, rng = m.make_agent(args, envs), SimpleNamespace(step=0, episodes=[]), random.Random(0)
+        agent, rng = m.make_agent(args, envs), random.Random(0)
         agent.tables[0][3] = [4.0]  # as if state 3 had been worth something
-        errors = [m.play_episode(agent, envs.envs[0], run, rng, args) for _ in range(2)]
-        return [row[0] for row in agent.tables[0]], run.step, errors, run.episodes
+        errors, sums = [], []
+        log = lambda **figures: errors.extend(figures[name] for name in figures if name == "td_error")
+        run = SimpleNamespace(step=0, episodes=[], log=log, check_finite=lambda **_: None)
+        for _ in range(2):
+            m.play_episode(agent, envs.envs[0], run, rng, args)
+            sums.append(sum(errors))
+            errors.clear()
+        return [row[0] for row in agent.tables[0]], run.step, sums, run.episodes
 
     return call
 
@@ -131,10 +137,10 @@ exercise(
     "gamma, or 0 where the episode terminated. play_episode begins with obs, _ = env.reset(), goes on while neither "
     "terminated nor truncated, but at most episode_limit(args, env.spec) steps, and in each step: take epsilon and the "
     "learning rate from schedules(args, run.step, len(run.episodes)); choose with epsilon_greedy(agent.values(state), "
-    "epsilon, rng), where state = agent.state(obs, run.step); env.step takes action + agent.first_action; count "
-    "run.step; move agent.tables[0][state][action] by the learning rate times the TD error. At the end append "
-    "(run.step, sum of rewards) to run.episodes, and return the sum of the absolute TD errors. Only --algorithm "
-    "q-learning is asked for.",
+    "epsilon, rng), where state = agent.state(obs, run); env.step takes action + agent.first_action; count run.step; "
+    "move agent.tables[0][state][action] by the learning rate times the TD error; call run.log(td_error=…) "
+    "with its absolute value. At the end append (run.step, sum of rewards) to "
+    "run.episodes. Only --algorithm q-learning is asked for.",
     cases=[
         Case(
             "the target for reward 1, discount 0.5, next values 3, 7, 2",
@@ -151,7 +157,7 @@ exercise(
         ),
         Case(
             "two episodes of three steps that pay 1, 2, 3 and terminate; gamma and learning rate are 0.5. "
-            "Q of the four states (the last one began at 4), steps, sums of |TD error|, (step, return) of each episode",
+            "Q of the four states (the last one began at 4), steps, sums of logged |TD error|, (step, return) of each",
             chain_episodes("terminated"),
             # 1st: errors 1, 2, 3 (the row of state 3 counts for nothing): Q = 0.5, 1, 1.5
             # 2nd: errors 1 + 0.5 x 1 - 0.5 = 1, 2 + 0.5 x 1.5 - 1 = 1.75, 3 - 1.5 = 1.5: Q = 1, 1.875, 2.25
@@ -166,7 +172,7 @@ exercise(
                     r[0], [2.0, 3.5, 3.0, 4.0]
                 ),
                 "learning nothing: the table has not changed": lambda r: close(r[0], [0.0, 0.0, 0.0, 4.0]),
-                "adding up TD errors with their signs, or not at all": lambda r: (
+                "logging TD errors with their signs, or not at all": lambda r: (
                     close(r[0], [1.0, 1.875, 2.25, 4.0]) and not close(r[2], [6.0, 4.25])
                 ),
             },
@@ -251,7 +257,7 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------------ ppo.py
 
-CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 60_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
+CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
             "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "seed": 1}  # fmt: skip
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
@@ -318,44 +324,39 @@ def returns_of(terminated=(), truncated=()):
     return call
 
 
+def returns_of_two(m):
+    """The same steps in two environments: in the first row 1 terminated, in the second it was truncated."""
+    import torch
+
+    rewards, next_values = (torch.cat([numbers] * 2, 1) for numbers in (column([1, 2, 3]), column([10, 20, 8])))
+    row_1, none = flags([1]), flags([])
+    return m.compute_returns(rewards, next_values, torch.cat([row_1, none], 1), torch.cat([none, row_1], 1), 0.5)
+
+
 exercise(
     "returns",
     topic="discounted returns, backwards in time",
     script="ppo.py",
-    blanks=("backwards", "compute_returns"),
+    blanks=("compute_returns",),
     difficulty=1,
-    minutes=40,
-    task="write the recursion x_t = terms_t + decay_t x_{t+1}, and with it the discounted returns. All tensors are "
-    "(T, N): time, environments. next_values[t] is the value of the state that step t led to. Where a step terminated, "
-    "nothing follows it; where it was truncated, and after the last row, that value stands for all that follows.",
+    minutes=30,
+    task="write the discounted returns R_t = r_t + gamma R_{t+1}, from the last row back to the first. All tensors are "
+    "(T, N): time, environments; terminated and truncated hold booleans. next_values[t] is the value of the state that "
+    "step t led to. Where a step terminated, nothing follows it; where it was truncated, and after the last row, that "
+    "value stands for all that follows.",
     cases=[
         Case(
-            "backwards: terms 1, 2, 3, decay 0.5, beginning at 8",
-            lambda m: m.backwards(column([1.0, 2.0, 3.0]), column([0.5, 0.5, 0.5]), tensor([8.0])),
+            "rewards 1, 2, 3, next values 10, 20, 8, gamma 0.5, no end",
+            returns_of(),
             [[3.75], [5.5], [7.0]],  # 3 + 0.5 x 8 = 7, 2 + 0.5 x 7 = 5.5, 1 + 0.5 x 5.5 = 3.75
             {
                 "returning the results in the order in which they were computed, last one first": [[7], [5.5], [3.75]],
-                "beginning at 0 instead of `last`": [[2.75], [3.5], [3.0]],
+                "beginning at 0: what follows the last row is worth its next value": [[2.75], [3.5], [3.0]],
                 "going forwards in time": [[5.0], [4.5], [5.25]],  # 1 + 4, 2 + 2.5, 3 + 2.25
-            },
-            "the order of the loop, and of what it collects",
-        ),
-        Case(
-            "backwards: decays 0.5, 0 and 1 for terms 1, 2, 3, beginning at 8",
-            lambda m: m.backwards(column([1.0, 2.0, 3.0]), column([0.5, 0.0, 1.0]), tensor([8.0])),
-            [[2.0], [2.0], [11.0]],  # 3 + 8 = 11, 2 + 0, 1 + 0.5 x 2 = 2
-            {"using the decay of the next row": [[1.0], [13.0], [11.0]]},  # 3 + 8; 2 + 1 x 11; 1 + 0 x 13
-            "which row's decay belongs to which term",
-        ),
-        Case(
-            "returns: rewards 1, 2, 3, next values 10, 20, 8, gamma 0.5, no end",
-            returns_of(),
-            [[3.75], [5.5], [7.0]],  # 3 + 0.5 x 8, 2 + 0.5 x 7, 1 + 0.5 x 5.5
-            {
-                "forgetting what follows the last row: its next value stands for it": [[2.75], [3.5], [3.0]],
+                "forgetting gamma": [[14.0], [13.0], [11.0]],  # 3 + 8, 2 + 11, 1 + 13
                 "bootstrapping in every row: 1 + 0.5 x 10 and so on are one-step targets": [[6.0], [12.0], [7.0]],
             },
-            "what `last` has to be",
+            "the order of the loop, what it begins with, and what it collects",
         ),
         Case(
             "the same, but row 1 terminated",
@@ -364,8 +365,10 @@ exercise(
             {
                 "not cutting the sum where an episode ends": [[3.75], [5.5], [7.0]],
                 "adding the next value although the episode terminated": [[7.0], [12.0], [7.0]],  # 2 + 0.5 x 20
+                "reading the flags one row too early, as if they belonged to the row before": [[1.0], [5.5], [7.0]],
+                "reading the flags one row too late": [[2.75], [3.5], [3.0]],  # 3, 2 + 0.5 x 3, 1 + 0.5 x 3.5
             },
-            "the decay, and the term, of a row that terminated",
+            "what follows a row that terminated, and which row that is",
         ),
         Case(
             "the same, but row 1 was truncated",
@@ -379,7 +382,7 @@ exercise(
                 ],
                 "not cutting the sum where an episode ends": [[3.75], [5.5], [7.0]],
             },
-            "the term of a row that was truncated",
+            "what follows a row that was truncated",
         ),
         Case(
             "the same, but row 1 terminated and was truncated at once: terminated wins",
@@ -388,9 +391,16 @@ exercise(
             {"letting truncation win where both are set": [[7.0], [12.0], [7.0]]},
             "rows where both flags are set",
         ),
+        Case(
+            "two environments with the same numbers: row 1 terminated in the first, was truncated in the second",
+            returns_of_two,
+            [[2.0, 7.0], [2.0, 12.0], [7.0, 7.0]],
+            {"letting what ends in one environment end in all": [[2.0, 2.0], [2.0, 2.0], [7.0, 7.0]]},
+            "what the flags of a row are: a boolean for each environment, not one",
+        ),
     ],
-    probe=later_values(buffer="vanilla"),
-    learn=Learn(CARTPOLE | {"buffer": "vanilla"}, 200.0),
+    probe=later_values(estimator="vanilla"),
+    learn=Learn(CARTPOLE | {"estimator": "vanilla"}, 200.0),
 )
 
 
@@ -417,9 +427,10 @@ exercise(
     blanks=("compute_gae",),
     difficulty=2,
     minutes=45,
-    task="write GAE with the function `backwards` above it. All tensors are (T, N): time, environments; next_values[t] "
-    "is the value of the state that step t led to. A step that terminated has no future: its next value counts for "
-    "nothing. One that was truncated has one. Both cut the sum over t. The returns are advantages + values.",
+    task="write GAE: its recursion runs backwards in time, and begins with an advantage of 0 after the last row. All "
+    "tensors are (T, N): time, environments; next_values[t] is the value of the state that step t led to. A step that "
+    "terminated has no future: its next value counts for nothing. One that was truncated has one. Both cut the sum "
+    "over t. The returns are advantages + values.",
     cases=[
         Case(
             f"{GAE_ROWS}; no end",
@@ -506,7 +517,7 @@ exercise(
     difficulty=2,
     minutes=30,
     task="write the loss: the objective, negated, for a minimum is what gradient descent looks for. You get the "
-    "logarithm of the ratio r = pi / mu and the advantage of each row (B,), and return the mean, a tensor.",
+    "logarithm of the ratio r = pi / pi_old and the advantage of each row (B,), and return the mean, a tensor.",
     cases=[
         Case(
             "four rows, one by one, epsilon 0.2: r = 1.5 and 0.5 with advantage 2, then with -2. "
@@ -528,7 +539,7 @@ exercise(
                     -2.4, -1.0, 3.0, 1.6
                 ),
             },
-            "eq. 7 in the docstring, for A > 0 and for A < 0",
+            "eq. 7, which stands at the top of the script, for A > 0 and for A < 0",
         ),
         Case(
             "the rows r = 1.5 and r = 0.5 with advantage 2 in one batch, epsilon 0.2",
@@ -611,9 +622,10 @@ exercise(
     blanks=("compute_vtrace",),
     difficulty=3,
     minutes=75,
-    task="write V-trace with the function `backwards` above it. The recursion of the docstring is one for the "
-    "corrections v_t - V_t. All tensors are (T, N); next_values[t] is the value of the state that step t led to. Ends "
-    "are treated as in compute_gae; where the episode or the rollout is cut off, v_{t+1} is the next value itself.",
+    task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
+    "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
+    "value of the state that step t led to. Where the episode or the rollout is cut off, v_{t+1} is the next value "
+    "itself.",
     cases=[
         Case(
             f"{VTRACE_ROWS}; no end, both bounds 1",
@@ -674,8 +686,221 @@ exercise(
             "where truncated must count, and where it must not",
         ),
     ],
-    probe=later_values(buffer="vtrace"),
-    learn=Learn(CARTPOLE | {"buffer": "vtrace"}, 200.0),
+    probe=later_values(estimator="vtrace"),
+    learn=Learn(CARTPOLE | {"estimator": "vtrace"}, 200.0),
+)
+
+# ------------------------------------------------------------------------------------------------------ ppo_rnd.py
+
+CURIOUS = TINY | {"intrinsic_gamma": 0.5, "gamma": 0.5, "total_timesteps": 8000}
+
+
+def with_constant_novelty(m, train, **settings):
+    """A run in which all that is seen is equally new: its novelty is 1."""
+    import torch
+
+    original = m.RND.novelty
+    m.RND.novelty = lambda self, obs: torch.ones(obs.shape[:2])
+    try:
+        return train(**CURIOUS | settings)
+    finally:
+        m.RND.novelty = original
+
+
+def probe_intrinsic_gae(m, train):
+    trained = with_constant_novelty(m, train, env_id="Classroom/Later-v0", normalize_intrinsic=False)
+    values = trained.agent.intrinsic_value(tensor([[0.0], [1.0]])).tolist()
+    if not close(values, [2.0, 2.0], 0.15):
+        return (
+            "in Later everything is equally new, for which curiosity gets 1 in each step. Episodes terminate after two "
+            "steps, the next begins, and with intrinsic_gamma 0.5 both states are worth 1 + 0.5 + 0.25 + … = 2; the "
+            f"intrinsic critic has learnt {values[0]:.2f} and {values[1]:.2f}.\n"
+            "1.5 and 1 would be: ends of episodes cut intrinsic returns. Look next at what follows the last step."
+        )
+
+
+def intrinsic_gae_of(values, reset_row=None, envs=1):
+    """(advantages, returns) of all rows but the reset row, that of the first of the environments."""
+
+    def call(m):
+        import torch
+
+        rewards = column([2.0, 1.0, 9.0, 3.0, 2.0] if len(values) == 6 else [2.0, 1.0, 3.0, 2.0])
+        reset_rows = torch.cat([flags([reset_row], len(rewards))] + [flags([], len(rewards))] * (envs - 1), 1)
+        copies = [torch.cat([x] * envs, 1) for x in (rewards, column(values))]
+        rows = [t for t in range(len(rewards)) if t != reset_row]
+        return [x[rows] for x in m.compute_intrinsic_gae(*copies, reset_rows, 0.5, 0.8)]
+
+    return call
+
+
+RESET_ROW = "rewards 2, 1, 9, 3, 2, values 1, 2, 50, 2, 4, then 6, gamma 0.5, lambda 0.8. The episode ended in row 1"
+exercise(
+    "curiosity",
+    topic="returns of curiosity, which go on into the next episode",
+    script="ppo_rnd.py",
+    blanks=("compute_intrinsic_gae",),
+    difficulty=2,
+    minutes=45,
+    task="write GAE for intrinsic rewards: an episode's end is no end for them. rewards and reset_rows are (T, N), "
+    "values (T + 1, N): values[t] is that of the observation in row t. The row after an episode's end is a reset row: "
+    "it holds the final observation, and its own reward and value are to count for nothing. What follows the row "
+    "before it is the row behind it. After the last row follows values[T], whatever it is the value of. Return "
+    "(advantages, advantages + values), each (T, N); what you put into reset rows is not looked at.",
+    cases=[
+        Case(
+            "rewards 2, 1, 3, 2, values 1, 2, 2, 4, then 6, gamma 0.5, lambda 0.8, no reset row: (advantages, returns)",
+            intrinsic_gae_of([1.0, 2.0, 2.0, 4.0, 6.0]),
+            # deltas 2 + 1 - 1 = 2, 1 + 1 - 2 = 0, 3 + 2 - 2 = 3, 2 + 3 - 4 = 1; gamma lambda = 0.4:
+            # 1, 3 + 0.4 x 1 = 3.4, 0.4 x 3.4 = 1.36, 2 + 0.4 x 1.36 = 2.544
+            [[[2.544], [1.36], [3.4], [1.0]], [[3.544], [3.36], [5.4], [5.0]]],
+            {
+                "forgetting lambda: the sum decays by gamma lambda": advantages_are(2.875, 1.75, 3.5, 1.0),
+                "forgetting gamma: the sum decays by gamma lambda": advantages_are(4.432, 3.04, 3.8, 1.0),
+                "taking the end of the rollout for the end of everything": advantages_are(2.352, 0.88, 2.2, -2.0),
+            },
+            "GAE itself: it is that of compute_gae, where no episode ends",
+        ),
+        Case(
+            f"{RESET_ROW}, so row 2 is the reset row: (advantages, returns) of the others",
+            intrinsic_gae_of([1.0, 2.0, 50.0, 2.0, 4.0, 6.0], reset_row=2),
+            [[[2.544], [1.36], [3.4], [1.0]], [[3.544], [3.36], [5.4], [5.0]]],  # as above: row 2 is not there
+            {
+                # rows 1 and 0: 1 - 2 = -1, 2 - 0.4
+                "ending with the episode: what is new in the next one counts as well": advantages_are(1.6, -1, 3.4, 1),
+                # 1 + 25 - 2 = 24, 2 + 0.4 x 24
+                "treating it as a truncation: the final observation's value is not what follows": advantages_are(
+                    11.6, 24.0, 3.4, 1.0
+                ),
+                # row 2: 9 + 1 - 50 + 0.4 x 3.4 = -38.64; row 1: 24 - 0.4 x 38.64 = 8.544; row 0: 2 + 0.4 x 8.544
+                "taking the reset row for a step like any other": advantages_are(5.4176, 8.544, 3.4, 1.0),
+                "letting the reset row cut the sum over t": advantages_are(2.0, 0.0, 3.4, 1.0),
+            },
+            "what two things the loop must hand on past a reset row, unchanged",
+        ),
+        Case(
+            f"{RESET_ROW} in the first environment; in a second one with the same numbers nothing ended",
+            intrinsic_gae_of([1.0, 2.0, 50.0, 2.0, 4.0, 6.0], reset_row=2, envs=2),
+            # the second: row 2: -38.64, row 1: 8.544, row 0: 5.4176, as computed above
+            [
+                [[2.544, 5.4176], [1.36, 8.544], [3.4, 3.4], [1.0, 1.0]],
+                [[3.544, 6.4176], [3.36, 10.544], [5.4, 5.4], [5.0, 5.0]],
+            ],
+            {
+                "letting a reset row of one environment be one of all": lambda pair: close(
+                    pair[0], [[2.544, 2.544], [1.36, 1.36], [3.4, 3.4], [1.0, 1.0]]
+                ),
+            },
+            "what reset_rows[t] is: a boolean for each environment, not one",
+        ),
+    ],
+    probe=probe_intrinsic_gae,
+    learn=Learn(CARTPOLE | {"intrinsic_gamma": 0.98}, 200.0),
+)
+
+
+def probe_scale(m, train):
+    # Episodes of Endless have five steps: of 32 rows 27 are played. G = 1, 1.5, 1.75, … in each environment.
+    trained = with_constant_novelty(m, train, env_id="Classroom/Endless-v0", total_timesteps=8 * 27)
+    due = 1 / np.std([2 - 0.5**t for t in range(27)])
+    if abs(trained.metrics[0]["intrinsic_reward"] - due) > 0.02:
+        return (
+            "in Endless everything is equally new, and episodes are truncated after five steps. Over the 27 steps of a "
+            f"rollout the deviation of G is {1 / due:.3f}, so the intrinsic reward is 1 / {1 / due:.3f} = {due:.2f}; "
+            f"it is {trained.metrics[0]['intrinsic_reward']:.2f}"
+        )
+
+
+def scaled(*rollouts, reset_row=None):
+    """What the last of these rollouts, lists of rows, becomes: all its rows but the reset row; gamma 0.5."""
+
+    def call(m):
+        rnd = m.RND(spaces.Box(-1, 1, (1,)), len(rollouts[0][0]))
+        for rollout in rollouts:
+            reset_rows = np.zeros((len(rollout), len(rollout[0])), bool)
+            if reset_row is not None:
+                reset_rows[reset_row] = True
+            result = rnd.scale(tensor(rollout), reset_rows, 0.5)
+        return result[[t for t in range(len(result)) if t != reset_row]]
+
+    return call
+
+
+def over(deviation, *rows):
+    """These rows divided by the deviation."""
+    return [[x / deviation for x in row] for row in rows]
+
+
+FOUR = [2.0], [3.0], [4.0], [1.0]  # G = 2, 3 + 1 = 4, 4 + 2 = 6, 1 + 3 = 4: mean 4, variance (4 + 0 + 4 + 0) / 4 = 2
+exercise(
+    "novelty",
+    topic="the scale of curiosity",
+    script="ppo_rnd.py",
+    blanks=("RND.scale",),
+    difficulty=2,
+    minutes=45,
+    task="divide novelty, a tensor (T, N), by the standard deviation of its discounted sum G_t = novelty_t + gamma "
+    "G_{t-1} over all steps so far, and return it. self.sums, a float64 tensor (N,), holds the G of each environment "
+    "between two calls, and must hold the last ones when you return; self.sum_stats is a RunningMeanStd: update it "
+    "with all new sums at once (a tensor of one dimension), and take self.sum_stats.var. reset_rows is a NumPy array "
+    "of booleans (T, N): no step was played there, so G stays as it was and is not counted once more. G runs on over "
+    "ends of episodes and over calls, and no mean is subtracted.",
+    cases=[
+        Case(
+            "novelty 2, 3, 4, 1 in one environment, gamma 0.5",
+            scaled(FOUR),
+            over(2**0.5, *FOUR),
+            {
+                "taking the deviation of novelty itself, not of G (or of a G that does not run over time)": over(
+                    1.25**0.5, *FOUR
+                ),  # mean 2.5: 5 / 4
+                "dividing by the variance": over(2.0, *FOUR),
+                "forgetting gamma": over(10.25**0.5, *FOUR),  # G = 2, 5, 9, 10: mean 6.5, 41 / 4
+                # novelty's mean is 2.5
+                "subtracting a mean: what is less new than usual would be a punishment": over(
+                    2**0.5, [-0.5], [0.5], [1.5], [-1.5]
+                ),
+            },
+            "what G is, and what it is for: only its deviation is used",
+        ),
+        Case(
+            "novelty 2, 3 in one environment and 6, 1 in another, gamma 0.5",
+            scaled(([2.0, 6.0], [3.0, 1.0])),
+            over(2**0.5, [2.0, 6.0], [3.0, 1.0]),  # G = 2, 4 and 6, 4: the four numbers of above
+            {
+                # 2, 6 + 1 = 7 and 3, 1 + 1.5 = 2.5: mean 3.625, squares 68.25: 17.0625 - 13.140625
+                "summing over the environments of a step, not over the steps of an environment": over(
+                    3.921875**0.5, [2.0, 6.0], [3.0, 1.0]
+                ),
+            },
+            "which of the two dimensions is time",
+        ),
+        Case(
+            "novelty 2, 3, 7, 4, 1, of which row 2 is a reset row, gamma 0.5: the other rows",
+            scaled(([2.0], [3.0], [7.0], [4.0], [1.0]), reset_row=2),
+            over(2**0.5, *FOUR),
+            {
+                # G = 2, 4, 9, 8.5, 5.25: mean 5.75, squares 200.8125: 40.1625 - 33.0625
+                "taking the reset row for a step like any other": over(7.1**0.5, *FOUR),
+                # G = 2, 4, 4, 6, 4: mean 4, 8 / 5
+                "counting G once more in the reset row": over(1.6**0.5, *FOUR),
+                "letting G begin anew with the episode": over(0.6875**0.5, *FOUR),  # 2, 4, 4, 3: mean 3.25
+            },
+            "what happens to G in a reset row, and what goes into the statistics",
+        ),
+        Case(
+            "a rollout with novelty 2, 3, then one with 4, 1, gamma 0.5: the second",
+            scaled(([2.0], [3.0]), ([4.0], [1.0])),
+            over(2**0.5, [4.0], [1.0]),
+            {
+                "letting G begin anew with each call": over(0.6875**0.5, [4.0], [1.0]),  # 2, 4 and 4, 3
+                "taking the deviation of the last rollout alone": over(1.0, [4.0], [1.0]),  # G = 6, 4
+            },
+            "what must outlast a call",
+        ),
+    ],
+    probe=probe_scale,
+    learn=Learn(CARTPOLE | {"intrinsic_gamma": 0.98}, 200.0),
 )
 
 # ----------------------------------------------------------------------------------------------------- ppo_masked.py
@@ -744,8 +969,9 @@ exercise(
     minutes=60,
     task="write the distribution. __init__ sets self.single (whether there is one factor, because no `sizes` were "
     "given) and self.log_probs (a list with the log-probabilities (…, size) of each factor), which sample and mode "
-    "read; check_masks(array, sizes) raises the error for a row without a valid action. The probability of an invalid "
-    "action is 0, its logit gets no gradient, and the entropy is a number all the same: 0 log 0 counts as 0.",
+    "read; check_masks(array, sizes) raises the error for a row of an array (B, sum of sizes) without a valid action. "
+    "The probability of an invalid action is 0, its logit gets no gradient, and the entropy is a number all the same: "
+    "0 log 0 counts as 0, in its gradient as well.",
     cases=[
         Case(
             "logits 0, log 3, 5, of which the last is invalid: the probability of each action",
@@ -1352,7 +1578,7 @@ PPOD_SMALL = {"recurrent": False, "num_envs": 8, "num_steps": 32, "learning_rate
               "ent_coef": 0.0, "anneal_lr": False, "seed": 1}  # fmt: skip
 MOUNTAIN_CAR = {"env_id": "MountainCar-v0", "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS),
                 "rho": 0.2, "phi": 0.1, "num_envs": 16, "hidden_sizes": (64,), "recurrent": False,
-                "normalize_obs": True, "learning_rate": 1e-3, "total_timesteps": 100_000, "stop_at_return": 0.98,
+                "normalize_obs": True, "learning_rate": 1e-3, "total_timesteps": 200_000, "stop_at_return": 0.98,
                 "seed": 1}  # fmt: skip
 
 
