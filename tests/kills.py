@@ -151,7 +151,7 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
     it at work, and how many of these came before its first checkpoint.
     """
     number, between = checkpoints(unbroken)
-    far = between / (1 - min(0.5, 0.7 * number / kills))  # so that the last kill still finds it at work
+    written, seen = 0, 0  # checkpoints so far, and when the last was written
     rng = random.Random(seed)
     config, checkpoint = folder / run / "config.json", folder / run / "checkpoint.pt"
     done, early = 0, 0
@@ -163,7 +163,13 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
             if done < kills:
                 while process.poll() is None and not (config.exists() and config.stat().st_mtime_ns != stamp):
                     time.sleep(0.002)  # until it has made, or put back, its folder
-                time.sleep(rng.uniform(0, between if done < 2 else far))
+                due = time.time() + rng.uniform(0, between if done < 2 else 2 * between)
+                while process.poll() is None and time.time() < due:
+                    time.sleep(0.002)
+                    if checkpoint.exists() and checkpoint.stat().st_mtime_ns != seen:
+                        written, seen = written + 1, checkpoint.stat().st_mtime_ns
+                        if written > 0.8 * number * (done + 1) / kills:  # the last kill must still find it at work
+                            due = min(due, time.time() + rng.uniform(0, between))
                 process.kill()
             _, err = process.communicate()
         finally:
