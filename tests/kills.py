@@ -151,9 +151,10 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
     it at work, and how many of these came before its first checkpoint.
     """
     number, between = checkpoints(unbroken)
+    ending = next(unbroken.glob("checkpoint.*")).suffix
     written, seen = 0, 0  # checkpoints so far, and when the last was written
     rng = random.Random(seed)
-    config, checkpoint = folder / run / "config.json", folder / run / "checkpoint.pt"
+    config, checkpoint = folder / run / "config.json", folder / run / f"checkpoint{ending}"
     done, early = 0, 0
     while True:
         stamp = config.stat().st_mtime_ns if config.exists() else 0

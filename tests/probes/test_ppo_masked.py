@@ -199,6 +199,6 @@ def test_killed_at_random_moments(script, more, tmp_path):
     shutil.copy(script.__file__, tmp_path)
     flags = f"{TAXI} {more} --checkpoint-every 800 --total-timesteps 6400".split()
     kills.shell(tmp_path, "ppo_masked.py", *flags, "--run-dir", "unbroken")
-    between = kills.interval(tmp_path / "unbroken")
-    assert kills.kill_and_resume(tmp_path, "ppo_masked.py", "killed", flags, 3, between)[0] == 3
+    unbroken = tmp_path / "unbroken"
+    assert kills.kill_and_resume(tmp_path, "ppo_masked.py", "killed", flags, 3, unbroken)[0] == 3
     assert not kills.run_difference(tmp_path / "unbroken", tmp_path / "killed")
