@@ -24,10 +24,10 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
+from earlier_runs import assert_one_line, assert_same_run, column, metrics, summary, surroundings, torch_file
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from test_ppo_runs import assert_one_line, assert_same_run, column, metrics, summary, surroundings, torch_file
 
 import es
 from es import Args, evaluate, load, train
