@@ -1,4 +1,4 @@
-"""What the tests of scripts that still have the earlier form know of a run: how to start one, read it and compare two."""
+"""For tests of scripts that still have the earlier form: how to start a run, read it and compare two."""
 
 import csv
 import json
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import torch
+
+TIME_COLUMNS = ("seconds", "sps")
 
 
 def surroundings(**extra):
