@@ -1033,6 +1033,8 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     atari = args.env_id.startswith("ALE/")
     envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
     obs, _ = envs.reset(seed=seed)
+    if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+        agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
     frames = []

@@ -164,13 +164,16 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
             if done < kills:
                 while process.poll() is None and not (config.exists() and config.stat().st_mtime_ns != stamp):
                     time.sleep(0.002)  # until it has made, or put back, its folder
-                due = time.time() + rng.uniform(0, between if done < 2 else 2 * between)
+                share = (
+                    0.8 * number * (done + 1) / kills
+                )  # of its checkpoints: the last kill must still find it at work
+                due = time.time() + rng.uniform(0, between if done < 2 or written > share else 2 * between)
                 while process.poll() is None and time.time() < due:
                     time.sleep(0.002)
                     if checkpoint.exists() and checkpoint.stat().st_mtime_ns != seen:
                         written, seen = written + 1, checkpoint.stat().st_mtime_ns
-                        if written > 0.8 * number * (done + 1) / kills:  # the last kill must still find it at work
-                            due = min(due, time.time() + rng.uniform(0, between))
+                        if written > share:
+                            due = min(due, time.time() + rng.uniform(0, between / 2))
                 process.kill()
             _, err = process.communicate()
         finally:

@@ -71,7 +71,7 @@ class Script:
     out_of_range: str  # numbers that only this script has, see OUT_OF_RANGE
     refused: str  # flags that only this script refuses, see REFUSED
     diverges: str  # flags with which the loss becomes infinite or NaN
-    fixed: str  # flags that may not change when a run is resumed
+    misfits: str  # flags that do not fit a finished run, see MISFITS
 
     @functools.cached_property
     def module(self):
@@ -130,7 +130,8 @@ PPO = Script(
         name: f"{PPO_SMALL} --total-timesteps 150 --checkpoint-every 60 --eval-every 90 {flags}"
         for name, flags in PPO_KINDS.items()
     },
-    options=lines("""--estimator vtrace | --estimator vanilla | --buffer vtrace | --clip-vloss --clip-vloss-coef 0.01
+    options=lines("""--estimator vtrace --update-epochs 2 | --estimator vanilla | --buffer vtrace --update-epochs 2
+        --clip-vloss --clip-vloss-coef 0.01
         --target-kl 0.001 | --normalize-obs | --normalize-reward | --critic-hidden-sizes 32 | --no-anneal-lr
         --hidden-sizes --critic-hidden-sizes 64 64 | --no-norm-adv | --ent-coef 0.01 | --clip-coef 0.1"""),
     out_of_range="""num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
@@ -141,7 +142,8 @@ PPO = Script(
         --env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
         --num-steps 1000000000 -> rollout memory | --hidden-sizes 99999 99999 -> network memory""",
     diverges="--learning-rate 1e15 --vf-coef 1e15 --no-anneal-lr",
-    fixed="--learning-rate 0.5 | --env-id Acrobot-v1 | --seed 9 | --num-envs 8 | --hidden-sizes 32",
+    misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
+        --resume run --hidden-sizes 32 -> hidden_sizes | --evaluate run --hidden-sizes 32 -> network""",
 )
 SCRIPTS = {program.name: program for program in [PPO]}
 ppo_only = pytest.mark.parametrize("program", ["ppo.py"], indirect=True)
@@ -512,15 +514,22 @@ WATCHING = [None]
 sys.addaudithook(lambda event, args: WATCHING[0] and WATCHING[0](event, args))
 
 
-def struck(strike, program, *flags):
-    """`train` with these flags, struck; what it raised, or None if it came to its end."""
+@contextlib.contextmanager
+def watched_by(strike):
     WATCHING[0] = strike
     try:
-        program.train(*flags)
-    except (Killed, program.module.UserError) as error:
-        return error
+        yield
     finally:
         WATCHING[0] = None
+
+
+def struck(strike, program, *flags):
+    """`train` with these flags, struck; what it raised, or None if it came to its end."""
+    try:
+        with watched_by(strike):
+            program.train(*flags)
+    except (Killed, program.module.UserError) as error:
+        return error
     return None
 
 
@@ -573,9 +582,22 @@ def test_killed_around_every_write(program, case, moments):
     """Fails if there is a moment in or between writes at which a kill costs more than the work since the last
     checkpoint, for any kind of environment: what a run then ends with must be the same, bit for bit."""
     if case == "CartPole":
-        moments = range(0, 999, 1 if moments.step == 3 else 6)
+        moments = range(0, 999, 1 if moments.step == 3 else 9)
     early, late = strike_and_go_on(program, program.kinds[case], moments)
     assert early and late
+
+
+def test_files_are_written_whole_or_not_at_all(program):
+    """Fails if there is a moment at which half a file, or none, can be found in the place of one."""
+    path, old, new, moment = Path("run/file"), b"old" * 999, b"new" * 999, 0
+    path.parent.mkdir()
+    while not path.exists() or path.read_bytes() != new:
+        path.write_bytes(old)
+        with contextlib.suppress(Killed), watched_by(Strike(moment)):
+            program.module.write_file(path, lambda file: file.write(new))
+        assert path.read_bytes() in (old, new)
+        moment += 1
+    assert moment > 4
 
 
 def test_disk_full_or_read_only_from_some_moment_on(program):
@@ -583,7 +605,7 @@ def test_disk_full_or_read_only_from_some_moment_on(program):
     a run folder that cannot be gone on with once there is space."""
     full = lambda moment: OSError(number := (errno.ENOSPC, errno.EROFS)[moment % 2], os.strerror(number))
     strikes = lambda moment: Strike(moment, full(moment), lasts=True)
-    early, late = strike_and_go_on(program, program.kinds["CartPole"], range(0, 999, 7), strikes)
+    early, late = strike_and_go_on(program, program.kinds["CartPole"], range(0, 999, 11), strikes)
     assert early and late
     for error in early + late:
         assert isinstance(error, program.module.UserError) and "cannot" in str(error), error
@@ -656,8 +678,10 @@ def half_files(run):
 
 
 MISFITS = """
---run-dir run -> holds a run | --evaluate run --env-id Acrobot-v1 -> CartPole-v1
---evaluate run --hidden-sizes 32 -> network | --evaluate run --model 12345 -> 12345.pt"""
+--run-dir run -> holds a run | --config run/config.json --run-dir run -> holds a run
+--evaluate run --env-id Acrobot-v1 -> CartPole-v1 | --resume run --seed 9 -> seed
+--evaluate run --model 12345 -> 12345.pt | --resume run --env-id Acrobot-v1 -> env_id
+--resume run --learning-rate 0.5 -> learning_rate"""
 LEFT = {
     "a finished run": lambda run: None,
     "a run that wrote no checkpoint": lambda run: (run / "checkpoint.pt").unlink(),
@@ -717,6 +741,14 @@ def test_resumed_with_fewer_steps_or_other_evaluations(program):
     program.train("--resume run --eval-every 1000000")
     (evaluation,) = rows("run/evaluations.csv")
     assert sorted(os.listdir("run/models")) == [f"{evaluation['step']:.0f}.pt", "best.pt"]
+
+
+@each(lambda script: lines(MISFITS) + lines(script.misfits))
+def test_what_does_not_fit_a_run(program, case, copied, complaint):
+    """Fails if a flag that changes the algorithm is taken, or ignored without a word, when a run is resumed; if weights
+    go into another environment or network; or if a run is written over."""
+    flags, expected = case.split(" -> ")
+    assert says(complaint(flags), expected)
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
