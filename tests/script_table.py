@@ -140,7 +140,8 @@ KINDS = {  # for scripts that play Gymnasium's environments with discrete action
     "toy text": "--env-id Taxi-v4 --max-episode-steps 30",
     "MiniGrid": "--env-id MiniGrid-Empty-5x5-v0 --max-episode-steps 20",
     "return limit": "--env-id CartPole-v1 --max-episode-return 8",
-    "stopped early": "--env-id CartPole-v1 --stop-at-return 5 --max-episode-steps 10 --total-timesteps 1000000",
+    "stopped early": "--env-id CartPole-v1 --stop-at-return 5 --max-episode-steps 10 --total-timesteps 1000000 "
+    "--checkpoint-every 300 --eval-every 400",
 }
 BIPEDAL_WALKER = "--env-id BipedalWalker-v3 --max-episode-steps 40"
 LIT = of("Match", observation="channels_last")
@@ -248,8 +249,9 @@ PPO_RND = Script(
     kinds=small(
         f"{ON_POLICY} {WATCHED}",
         {
+            "CartPole, normalised": "--env-id CartPole-v1 --normalize-obs --normalize-reward",
             "rooms": "--env-id MiniGrid-MultiRoom-N2-S4-v0 --max-episode-steps 20",
-            "LunarLander": f"{KINDS['LunarLander']} --normalize-obs --normalize-reward --target-kl 0.02",
+            "LunarLander": f"{KINDS['LunarLander']} --target-kl 0.02",
             "own wrapper": KINDS["own wrapper"],
             "images": KINDS["images"],
             "no random play": "--env-id CartPole-v1 --random-steps 0 --episodic",
@@ -294,7 +296,8 @@ QLEARNING = Script(
             "cliff, Sarsa": f"{CLIFF} --algorithm sarsa",
             "taxi, double Q": f"{TAXI} --algorithm double-q --exploration-fraction 0.5 --anneal-lr",
             "mountain car": "--env-id MountainCar-v0 --max-episode-steps 40",
-            "stopped early": f'{LAKE} --env-kwargs {{"is_slippery":false}} --stop-at-return 1 --total-timesteps 5000',
+            "stopped early": f'{LAKE} --env-kwargs {{"is_slippery":false}} --stop-at-return 1 --total-timesteps 5000 '
+            "--checkpoint-every 500 --eval-every 400",
             "reset not clean, wrapped": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --grid-low -3 -3 "
             "--grid-high 3 3 --grid-size 5",
             "lake, expected Sarsa": f"{LAKE} --algorithm expected-sarsa",
@@ -314,9 +317,9 @@ QLEARNING = Script(
     },
     learn="--learning-rate 0.3 --gamma 0 --total-timesteps 2000 --eval-every 100000",
     actions=["discrete"],
-    observations=words("matrix discrete multidiscrete"),
+    observations=words("discrete multidiscrete"),
     options=lines("""--algorithm sarsa | --algorithm expected-sarsa | --algorithm double-q | --epsilon-decay 0.9
-        --epsilon-min 0.9 | --epsilon-start 0.5 | --exploration-fraction 0.5 | --no-anneal-lr | --gamma 0.9"""),
+        --epsilon-min 0.99 | --epsilon-start 0.5 | --exploration-fraction 0.5 | --no-anneal-lr | --gamma 0.9"""),
     no_actions=NO_ACTIONS.replace("1000000000", "million") + " | multibinary MultiBinary | box Box",
     no_observations="sequence Sequence | graph Graph | huge million | dict Dict | multibinary MultiBinary",
     out_of_range=f"""grid-size 0 {10**30} | learning-rate 1.5 | epsilon-start 1.2 | epsilon-min -0.1

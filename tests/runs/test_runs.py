@@ -236,7 +236,7 @@ def test_copied_alone_it_leaves_a_complete_run_folder(program, finished):
 
     picture = imread(finished / "learning_curve.png")
     assert picture.shape[0] >= 600 and picture.shape[1] >= 800
-    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20  # something is drawn
+    assert len(np.unique(picture[::4, ::4].reshape(-1, picture.shape[2]), axis=0)) > 20  # something is drawn
 
 
 def test_config_holds_arguments_versions_and_machine(program, finished):
@@ -636,7 +636,7 @@ def test_killed_or_interrupted_it_goes_on(number, program, finished, tmp_path):
 
 
 def half_files(run):
-    for path in [*run.iterdir(), run / "checkpoint.pt", run / "summary.json"]:
+    for path in [path for path in run.iterdir() if path.is_file()]:
         path.with_name(f"{path.name}.tmp").write_bytes(b"half of some")
 
 
@@ -648,7 +648,7 @@ MISFITS = """
 LEFT = {
     "a finished run": lambda run: None,
     "a run that wrote no checkpoint": lambda run: next(run.glob("checkpoint*")).unlink(),
-    "half files": lambda run: (next(run.glob("checkpoint*")).unlink(), half_files(run)),
+    "half files": lambda run: (half_files(run), next(run.glob("checkpoint*")).unlink()),
     "a table without rows": lambda run: (run / "metrics.csv").write_text(""),
     "a table of garbage": lambda run: (run / "metrics.csv").write_bytes(b"\x80garbage\n,,\n" * 9999),
     "no table": lambda run: (run / "metrics.csv").unlink(),
@@ -822,6 +822,7 @@ def all_refused(script):
     numbers = out_of_range(script.out_of_range) + out_of_range(common)
     numbers = [line for line in numbers if script.has(line.split()[0][2:].replace("-", "_"))]
     shared = lines(REFUSED) if script is FIRST or script.has_own("make_vector_envs") and not script.teams else []
+    shared = [line for line in shared if script.has("device") or not line.startswith("--device")]
     return lines(script.refused) + refused_spaces(script) + numbers + shared
 
 
@@ -1295,7 +1296,7 @@ def film(path):
 def test_capture_video(program):
     """Fails if no film is made of an evaluation or of --evaluate, if it cannot be played, or if --evaluate films
     because the run did."""
-    flags = "--total-timesteps 200 --eval-every 100 --eval-episodes 1 --max-episode-steps 40 --run-dir run"
+    flags = "--total-timesteps 200 --eval-every 100 --eval-episodes 1 --max-episode-steps 20 --run-dir run"
     program.train(program.home, program.fast, flags, "--capture-video")
     films = [f"{row['step']:.0f}.mp4" for row in rows("run/evaluations.csv")]
     assert sorted(os.listdir("run/videos")) == sorted(films) and len(films) >= 2
