@@ -217,6 +217,7 @@ PPO_MASKED = Script(
             "own wrapper": "--env-id CartPole-v1 --wrappers run_envs.Own --max-episode-steps 40 --no-mask",
             "V-trace, normalised": f"{TAXI} --estimator vtrace --normalize-reward",
             "naive": f"{TAXI} --naive-mask",
+            "dict of observations": """--env-id masked_envs:Cue-v0 --env-kwargs {"observation":"dict"}""",
         },
     ),
     kills={
