@@ -3,9 +3,12 @@
 import csv
 from pathlib import Path
 
+import pytest
+
 import ppo_rnd as script
 
 
+@pytest.mark.slow
 def test_the_default_environment(tmp_path, monkeypatch):
     """Fails if plain `python ppo_rnd.py` does not run MultiRoom with its settings, if a figure is missing or NaN, or if
     what novelty is measured with is saved as it was at the beginning."""
