@@ -57,6 +57,7 @@ class Script:
     teams: bool = False  # it plays PettingZoo's parallel environments: those of run_envs_teams.py
     always: str = ""  # flags that it needs to take the environments of run_envs.py, whatever the test
     names_the_step: bool = True  # with `one`, it sees a NaN in the step that brought it
+    prints: str = ""  # how a line begins that it prints about the environments before anything else
     draws: dict = dataclasses.field(default_factory=dict)  # pictures besides the curve: function(folder, …) -> file
     # Kills. The first is tried in the fast tests too, and around every write.
     kinds: dict  # of state: a name -> flags of a run with two checkpoints, within some tens of milliseconds
@@ -209,6 +210,7 @@ PPO_MASKED = Script(
     fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
     one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
     always="--no-mask",
+    prints="action masks come from",
     kinds=small(
         ON_POLICY,
         {
@@ -231,8 +233,7 @@ PPO_MASKED = Script(
     actions=words("discrete multidiscrete multibinary"),
     observations=words("matrix discrete multibinary multidiscrete tuple"),
     options=lines("""--estimator vtrace | --estimator vanilla | --clip-vloss --clip-vloss-coef 0.01
-        --target-kl 0.001 | --normalize-reward | --critic-hidden-sizes 32 | --clip-reward
-        --naive-mask | --no-mask"""),
+        --target-kl 1e-6 | --normalize-reward | --critic-hidden-sizes 32 | --naive-mask | --no-mask"""),
     minigrid="--no-mask --eval-episodes 2",
     no_actions=f"{NO_ACTIONS} | box ppo.py",
     out_of_range=BAD_SIZES,
