@@ -548,7 +548,7 @@ def test_killed_around_every_write(program, case):
     """Fails if there is a moment in or between writes at which a kill costs more than the work since the last
     checkpoint, for any kind of environment or state."""
     thoroughly = case == list(program.kinds)[0] and (program is FIRST or program.has_own("write_state"))
-    strike_and_go_on(program, program.kinds[case], None if thoroughly else 16 if program is FIRST else 8)
+    strike_and_go_on(program, program.kinds[case], None if thoroughly else 8)
 
 
 @once
