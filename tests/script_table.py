@@ -373,7 +373,7 @@ DQN = Script(
         --env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
         --buffer-size 100 --batch-size 128 -> buffer_size 100 128 | --buffer-size 2 --batch-size 1 -> buffer_size 2 4
         --buffer-size 1000000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory""",
-    diverges="--learning-rate 1e30 --no-anneal-lr --max-grad-norm 1e30",
+    diverges="--learning-rate 1e15 --no-anneal-lr --hidden-sizes 64 64",
     misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
         --resume run --buffer-size 400 -> buffer_size | --evaluate run --hidden-sizes 32 -> network""",
 )
