@@ -1,4 +1,4 @@
-"""The numbers of the six improvements, worked out by hand: to be read beside rainbow.py. DQN's own are in test_dqn.py."""
+"""The numbers of Rainbow, worked out by hand: a lesson to be read beside rainbow.py. DQN's are in test_dqn.py."""
 
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ def table(*log_probs):
 def test_distributional_loss(script):
     """Atoms 0 and 1, so that Q is the probability of 1. Two actions, and action 0 was taken; r = 0.5, gamma^n = 0.5.
 
-    The network says (0.8, 0.2) and (0.4, 0.6): Q = 0.2, 0.6. The target network says (0, 1) and (0.5, 0.5): Q' = 1, 0.5.
+    The network says (0.8, 0.2) and (0.4, 0.6): Q = 0.2, 0.6. The target network: (0, 1) and (0.5, 0.5), Q' = 1, 0.5.
     Double: the network's choice is action 1, of which the target network says (0.5, 0.5). y is 0.5 or 1: 0.25 to 0 and
     0.75 to 1. KL = 0.25 ln(0.25 / 0.8) + 0.75 ln(0.75 / 0.2) = -0.2908 + 0.9913 = 0.7005; mean target 0.75.
     Not double: action 0 with (0, 1), y is 1 for certain, KL = ln(1 / 0.2) = 1.6094 (and 0 ln 0 = 0).
@@ -94,10 +94,10 @@ def test_td_losses(script):
 def test_noisy_layer(script):
     """Numbers drawn: e_in = (4, -9), e_out = (1, -0.25), so f(e_in) = (2, -3), f(e_out) = (1, -0.5).
 
-    noise_W = ((1 x 2, 1 x -3), (-0.5 x 2, -0.5 x -3)) = ((2, -3), (-1, 1.5)), noise_b = (1, -0.5). W = ((1, 2), (3, 4)),
-    sigma_W = ((0.1, 0.2), (0.3, 0.4)), b = (5, 6), sigma_b = (0.5, 1). With the noise W becomes ((1.2, 1.4), (2.7, 4.6))
-    and b (5.5, 5.5). For x = (1, 10): y = (1.2 + 14 + 5.5, 2.7 + 46 + 5.5) = (20.7, 54.2). In evaluation there is no
-    noise: (1 + 20 + 5, 3 + 40 + 6) = (26, 49).
+    noise_W = ((1 x 2, 1 x -3), (-0.5 x 2, -0.5 x -3)) = ((2, -3), (-1, 1.5)), noise_b = (1, -0.5). With W = ((1, 2),
+    (3, 4)), sigma_W = ((0.1, 0.2), (0.3, 0.4)), b = (5, 6), sigma_b = (0.5, 1) the weights are ((1.2, 1.4), (2.7, 4.6))
+    and the biases (5.5, 5.5). For x = (1, 10): y = (1.2 + 14 + 5.5, 2.7 + 46 + 5.5) = (20.7, 54.2). In evaluation
+    there is no noise: (1 + 20 + 5, 3 + 40 + 6) = (26, 49).
     """
     noisy = script.NoisyLinear(2, 2, sigma=0.5)
     close(noisy.sigma_weight, np.full((2, 2), 0.5 / 2**0.5))
@@ -135,7 +135,7 @@ def add(buffer, rewards, ends="", resets=""):
 
 
 def test_n_step_windows(script):
-    """n = 3, gamma = 0.5, two environments; the first terminates in its second step, the second is truncated in its third.
+    """n = 3, gamma = 0.5, two environments; the first terminates in step 1, the second is truncated in step 2.
 
     rewards  step   0   1   2      3      slots 0, 1: 1 + 0.5 x 2 = 2 and 2, both over with step 1
           env 0     1   2t  reset  4      slot 2: 10 + 0.5 x 20 + 0.25 x 30 = 27.5, three steps, gamma^3 = 0.125
@@ -175,10 +175,10 @@ def test_one_step(script):
 
 
 def test_sum_tree(script):
-    """Errors 1, -4, 16 in three slots; alpha = 0.5, priorities 1, 2, 4, sum 7. Drawn with beta = 1: weights 1, 1/2, 1/4.
+    """Errors 1, -4, 16 in three slots; alpha = 0.5, priorities 1, 2, 4, sum 7. Weights with beta = 1: 1, 1/2, 1/4.
 
-    Four draws, one from each quarter of the sum, all from its middle: 0.875, 2.625, 4.375, 6.125. The first is less than
-    1, slot 0; the second less than 1 + 2, slot 1; the others slot 2. Without slot 0 the largest weight is 1/2: 1, 1/2.
+    Four draws, one from each quarter of the sum, all from its middle: 0.875, 2.625, 4.375, 6.125. The first is less
+    than 1, slot 0; the second less than 1 + 2, slot 1; the others slot 2. In a batch without slot 0 the largest is 1/2.
     beta = 0: all weights are 1. A new transition in slot 1 gets the highest priority so far, 4, also later on.
     """
     tree = script.SumTree(3, alpha=0.5)
