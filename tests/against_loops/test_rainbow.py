@@ -51,7 +51,7 @@ def slow_project(reward, terminated, gamma, probs, support):
     seed=st.integers(0, 99),
 )
 def test_project(script, atoms, v_min, width, steps, seed):
-    """Fails if a probability is lost, goes to a wrong atom, or to another row. The mean is kept where nothing is cut."""
+    """Fails if a probability is lost, goes to a wrong atom, or to another row. The mean is kept if nothing is cut."""
     support = torch.linspace(v_min, v_min + width, atoms)
     probs = torch.tensor(np.random.default_rng(seed).dirichlet(np.ones(atoms), len(steps)), dtype=torch.float32)
     rewards, terminated, gamma = (torch.tensor(column) for column in zip(*steps))
@@ -72,19 +72,19 @@ def test_noise_of_many_draws(script):
     """f(e) = sign(e) sqrt|e| has the mean 0 and the variance E|e| = sqrt(2 / pi) = 0.798; noise_W is a product of two.
 
     So the weights have the mean W and the deviation sigma_W 0.798. Fails for plain Gaussian noise, for one number per
-    weight, and if inputs and outputs share their numbers. (Four standard errors: 0.06.)
+    weight, and if inputs and outputs share their numbers. (Four standard errors: 0.08.)
     """
     torch.manual_seed(0)
     noisy, rng = script.NoisyLinear(3, 2, sigma=0.5), np.random.default_rng(0)
     drawn = []
-    for _ in range(3_000):
+    for _ in range(1_500):
         noisy.draw_noise(rng)
         drawn.append((noisy(torch.eye(3)) - noisy(torch.zeros(1, 3))).detach().T)  # the noisy weights, (2, 3)
     noise = (torch.stack(drawn) - noisy.weight.detach()) / noisy.sigma_weight.detach()
-    close(noise.mean(0), np.zeros((2, 3)), atol=0.06)
-    close(noise.std(0), np.full((2, 3), math.sqrt(2 / math.pi)), atol=0.06)
+    close(noise.mean(0), np.zeros((2, 3)), atol=0.08)
+    close(noise.std(0), np.full((2, 3), math.sqrt(2 / math.pi)), atol=0.08)
     close(noise[:, 0, 0] * noise[:, 1, 1], noise[:, 0, 1] * noise[:, 1, 0], atol=1e-3)  # of rank one
-    assert abs((noise[:, 0, 0] * noise[:, 1, 1]).mean()) < 0.06
+    assert abs((noise[:, 0, 0] * noise[:, 1, 1]).mean()) < 0.08
 
 
 def new_network(script, space=VECTOR, actions=4, start=0, **args):
@@ -118,6 +118,7 @@ def slow_outputs(agent, obs, actions, atoms):
         y = x
         for module in stream:
             y = slow_layer(module, y) if isinstance(module, torch.nn.Linear) else y.clamp(min=0)
+        assert len(y) % atoms == 0
         outputs.append(y.reshape(-1, atoms))
     if agent.value is None:
         return outputs[0]
@@ -128,7 +129,7 @@ def slow_outputs(agent, obs, actions, atoms):
 @pytest.mark.parametrize("distributional", [True, False])
 @pytest.mark.parametrize("dueling", [True, False])
 def test_network(script, dueling, distributional, noisy):
-    """Fails if a stream, an atom or a noisy layer is left out or put in another place; with one hidden layer or none, too.
+    """Fails if a stream, an atom or a noisy layer is left out or put in another place; with fewer hidden layers, too.
 
     Only the streams are noisy, every layer of them; evaluations see no noise, and training has it again afterwards.
     """
@@ -157,6 +158,16 @@ def test_network(script, dueling, distributional, noisy):
             assert (agent.greedy(obs) == best).all()
         agent.train()
         assert (agent.act(obs) == best).all() and agent.training
+
+
+def test_normalised_observations(script):
+    """Fails if observations are not normalised, or by something else than the mean and deviation of those seen."""
+    obs = np.random.default_rng(0).normal(3, 9, (20, 3)).astype(np.float32)
+    agent = new_network(script, normalize_obs=True)
+    agent.obs_stats.update(obs)
+    seen = agent.features(torch.tensor(obs))
+    agent.obs_stats = None
+    close(seen, agent.features(torch.tensor((obs - obs.mean(0)) / obs.std(0))), atol=1e-4)
 
 
 def test_sigmas(script):
@@ -256,7 +267,7 @@ def test_losses(script, distributional, double):
     close(figures["q"], np.mean([row[2] for row in expected]), atol=1e-4)
     if distributional:
         means = [row[3] for row in expected]
-        close([figures["target_min"], figures["target_max"]], [min(means), max(means)], atol=1e-4)
+        close([float(figures["target_min"]), float(figures["target_max"])], [min(means), max(means)], atol=1e-4)
     else:
         assert max(row[1] for row in expected) > 1  # Huber's corner is passed
     weights = torch.linspace(0.1, 1, 16)
@@ -297,7 +308,7 @@ def play(buffer, plans, steps, restarts=(), observe=lambda obs: obs):
 
 
 def slow_windows(played, n, gamma):
-    """All transitions of these steps, each (obs, action, return, next obs, terminated, discount); open ones left out."""
+    """All transitions of these steps, each (obs, action, return, next obs, terminated, discount), but no open ones."""
     transitions = []
     for episode in played.values():
         over = episode[-1][4] or episode[-1][5]
@@ -379,7 +390,7 @@ def stack_of(obs):
 @settings(max_examples=40)
 @given(capacity=st.integers(12, 40), **plays)
 def test_frame_stacks(script, capacity, **settings):
-    """Fails if a stack is put together wrongly anywhere: first steps, ends, several environments, after a checkpoint."""
+    """Fails if a stack is put together wrongly anywhere: first steps, ends, several environments, a checkpoint."""
     settings["restarts"] = [t for t in settings["restarts"] if t < settings["steps"]]
     more = {"num_envs": len(settings["plans"]), "n_step": settings["n"], "gamma": 0.5}
     stacked = [script.FrameStackBuffer(capacity, STACK, TWO, **more) for _ in range(2)]
@@ -409,6 +420,7 @@ def test_every_frame_is_kept_once(script):
     stacks = [*buffer.obs, *buffer.next_obs]
     frames = {id(frame): frame for stack in stacks for frame in stack}
     assert len(frames) == len(buffer.state_dict()["frames"]) == 7
+    assert all(frame.base is None for frame in frames.values())  # none is a part of something larger
     sizes = [sys.getsizeof(frame) + sys.getsizeof(stack) for stack, frame in zip(stacks, frames.values())]
     per_step = max(sizes) + 8 * 8 + 84 * 84  # besides the pixels, the numbers of the other arrays and of the sum tree
     assert (per_step + 4 * 84 * 84 / 100) * 1e6 < 8e9
@@ -506,7 +518,7 @@ PLANS = [[(4, "terminated"), (6, "truncated")], [(1, "both"), (7, "truncated"), 
 SHORT = {"num_envs": 2, "hidden_sizes": (8, 6), "num_atoms": 5, "v_min": -10.0, "v_max": 90.0, "gamma": 0.8, "seed": 5}
 SHORT |= {"batch_size": 6, "learning_starts": 11, "train_frequency": 3, "gradient_steps": 2, "buffer_size": 20}
 SHORT |= {"target_network_frequency": 5, "tau": 0.4, "total_timesteps": 36, "learning_rate": 0.02, "n_step": 3}
-SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "max_grad_norm": 0.5, "sigma": 0.8}
+SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
 
 
 def draw_noise(network, rng):
@@ -570,7 +582,7 @@ def slow_training(script, args, agent):
                 loss = sum(w * row[0] for w, row in zip(weights, rows)) / 6
                 optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+                torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.param_groups[0]["lr"] = learning_rate
                 optimizer.step()
                 for slot, row in zip(slots, rows):
@@ -586,6 +598,7 @@ def slow_training(script, args, agent):
 def check_training(script, off):
     """The weights and priorities after 36 steps are those of the algorithm written down plainly."""
     switches = {name: name not in off for name in SWITCHES}
+    switches["max_grad_norm"] = 0.5 if off else 1e6  # gradients are larger: all are shortened, or none
     loss = "distributional_losses" if switches["distributional"] else "td_losses"
     makers = [lambda n=n: Walk(PLANS[n], n) for n in range(2)]
     networks = []
@@ -634,7 +647,7 @@ def test_training_without_one(script, off):
     check_training(script, [off])
 
 
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_with_all_switches_off_it_is_dqn(script, double, tmp_path):
     """Fails if a run differs from that of dqn.py in any number: weights, target network, optimiser, figures, returns.
 
@@ -684,6 +697,7 @@ class Frames(gym.Env):
 PICTURES = {"total_timesteps": 30, "learning_starts": 16, "batch_size": 4, "buffer_size": 20, "num_envs": 2}
 
 
+@pytest.mark.slow
 def test_stacked_frames_change_nothing(script):
     """Fails if a training on frames that are kept once differs in anything from one on whole stacks."""
     settings = PICTURES | {"dueling": False, "noisy": False}
@@ -695,6 +709,7 @@ def test_stacked_frames_change_nothing(script):
     assert torch.equal(*weights)
 
 
+@pytest.mark.slow
 def test_images_with_all_switches_off(script):
     """Fails if the network for images is not dqn.py's, number for number."""
     import dqn

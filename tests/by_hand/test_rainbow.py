@@ -158,6 +158,7 @@ def test_n_step_windows(script):
     assert add(buffer, [5, 50]) == [] and add(buffer, [6, 60]) == [5]  # 4 + 0.5 x 5 + 0.25 x 6 = 8
     assert add(buffer, [7, 70], "-t") == [0, 1, 2, 3]  # the ring begins anew: 5 + 3 + 1.75, then 50 + 30 + 17.5, …
     close(buffer.rewards, [9.75, 97.5, 95, 70, 30, 8])
+    assert buffer.size == 6
     buffer.begin_episodes()  # a checkpoint: steps 6 and 7 of env 0, whose windows are open, are given up
     assert add(buffer, [8, 80], "t-") == [4] and buffer.rewards[4] == 8
 
