@@ -237,10 +237,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = state["size"]
-        self.position = state["position"]
+        self.size = int(state["size"])
+        self.position = int(state["position"])
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = state[name].numpy()
+            getattr(self, name)[: self.size] = np.asarray(state[name])
 
 
 # ----------------------------------------------------------------------------------------------- targets and loss
@@ -255,7 +255,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
     a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4): the
-    maximum of noisy values is too high on average; what another network says of that action is less so.
+    maximum of noisy values is too high on average; what another network says of that action is less so. gamma is a
+    number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -722,7 +723,9 @@ def make_replay_buffer(args, envs, agent):
         raise UserError(f"buffer_size = {args.buffer_size} is less than batch_size or num_envs = {least}")
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
-    check_memory("the replay buffer", args.buffer_size * (2 * math.prod(space.shape) * size + 13))
+    actions = max(2, math.prod(envs.single_action_space.shape))  # a discrete one has eight bytes
+    row = 2 * math.prod(space.shape) * size + 4 * actions + 5
+    check_memory(f"the replay buffer of --buffer-size {args.buffer_size}", args.buffer_size * row)
     return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 

@@ -332,4 +332,52 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING]}
+REPLAY = "--batch-size 16 --buffer-size 300 --train-frequency 4 --gradient-steps 1 --target-network-frequency 50"
+REPLAY_LONG = f"{REPLAY} --num-envs 4 --buffer-size 2000 --total-timesteps 20000 --checkpoint-every 800"
+DQN = Script(
+    name="dqn.py",
+    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4",
+    one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
+    stride=4,
+    explores=True,
+    kinds=small(
+        f"{REPLAY} --buffer-size 50 --batch-size 8 --num-envs 2 --learning-starts 16 --hidden-sizes 8",
+        {
+            "soft target, normalised": "--env-id CartPole-v1 --normalize-obs --tau 0.1 --target-network-frequency 4",
+            "images": f"{KINDS['images']} --train-frequency 16",
+            **{name: flags for name, flags in KINDS.items() if name not in ("images", "stopped early")},
+            "stopped early": "--env-id CartPole-v1 --max-episode-steps 10 --stop-at-return 5 --eval-every 40 "
+            "--total-timesteps 1000000",
+        },
+    ),
+    kills={
+        "CartPole": f"--env-id CartPole-v1 {REPLAY_LONG}",
+        "LunarLander, normalised": f"--env-id LunarLander-v3 --normalize-obs --tau 0.01 {REPLAY_LONG}",
+        "images": f"{REPLAY} --num-envs 2 --total-timesteps 1600 --checkpoint-every 64 --learning-starts 64 "
+        f"--train-frequency 16 --eval-episodes 1 {PONG}",
+        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --no-double {REPLAY_LONG}",
+    },
+    learn="--num-envs 8 --learning-rate 3e-3 --gamma 0.5 --hidden-sizes 64 --batch-size 32 --learning-starts 100 "
+    "--train-frequency 4 --target-network-frequency 100 --buffer-size 2000 --end-e 0.5 --gradient-steps 1 "
+    "--total-timesteps 4000 --eval-every 100000",
+    learn_images="--total-timesteps 2500 --learning-rate 5e-4 --train-frequency 8",
+    actions=["discrete"],
+    observations=words("dict matrix channels_last discrete multibinary multidiscrete tuple channels_first"),
+    options=lines("""--no-double | --tau 0.05 --target-network-frequency 2 | --no-anneal-lr | --normalize-obs | --gamma 0.9
+        --hidden-sizes | --start-e 0.5 | --end-e 0.5 | --exploration-fraction 1 | --max-grad-norm 0.01
+        --gradient-steps 2 | --train-frequency 3 | --target-network-frequency 20 | --batch-size 8 | --buffer-size 64
+        --learning-starts 40"""),
+    minigrid="--eval-episodes 2",
+    no_actions=f"{NO_ACTIONS} | box ppo.py | multibinary ppo.py | multidiscrete ppo.py",
+    out_of_range="""tau 1.5 | start-e 1.5 | end-e -0.1 | exploration-fraction 2 | train-frequency 0 | gradient-steps 0
+        target-network-frequency 0 | batch-size 0 | buffer-size 0 | learning-starts -1 | max-grad-norm nan
+        hidden-sizes 100000000""",
+    refused="""--env-id Pendulum-v1 -> Box Discrete ddpg_td3.py
+        --env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
+        --buffer-size 100 --batch-size 128 -> buffer_size 100 128 | --buffer-size 2 --batch-size 1 -> buffer_size 2 4
+        --buffer-size 1000000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory""",
+    diverges="--learning-rate 1e30 --no-anneal-lr --max-grad-norm 1e30",
+    misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
+        --resume run --buffer-size 400 -> buffer_size | --evaluate run --hidden-sizes 32 -> network""",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DQN]}

@@ -108,6 +108,14 @@ def add(buffer, numbers, ends=None, reset_rows=None):
     return buffer.add(obs, actions, obs[:, 0], ends == "t", ends == "c", reset_rows, obs + 0.5).tolist()
 
 
+def complaint(buffer, batch_size):
+    """What sampling so many transitions is refused with, or None."""
+    try:
+        buffer.sample(batch_size, np.random.default_rng(0))
+    except ValueError as error:
+        return str(error)
+
+
 def test_ring(script):
     """Capacity 4, two environments. The third step overwrites the first; its second row only resets, and is left out.
 
@@ -119,8 +127,7 @@ def test_ring(script):
     """
     buffer = script.ReplayBuffer(4, VECTOR, TWO)
     assert add(buffer, [1, 2]) == [0, 1] and buffer.size == 2
-    with pytest.raises(ValueError, match="cannot sample 3 of 2 stored transitions"):
-        buffer.sample(3, np.random.default_rng(0))
+    assert complaint(buffer, 3) == "cannot sample 3 of 2 stored transitions" and complaint(buffer, 2) is None
     assert add(buffer, [3, 4], "tc") == [2, 3]
     assert add(buffer, [5, 6], reset_rows=[False, True]) == [0]
     assert buffer.rewards.tolist() == [5, 2, 3, 4] and (buffer.size, buffer.position) == (4, 1)
