@@ -98,7 +98,7 @@ class Args:
     v_min: float = -100.0  # distributional: the lowest return; rewards of at least r give r / (1 - gamma) or more
     v_max: float = 100.0  # distributional: the highest return; rewards of at most r give r / (1 - gamma) or less
     noisy: bool = True  # explore by noise in the weights; without, by random actions (start_e, end_e)
-    sigma: float = 0.5  # noisy: standard deviation of the noise at the start, times the root of a layer's inputs
+    sigma: float = 0.5  # noisy: deviation of the noise at the start, before division by the root of a layer's inputs
     # algorithm
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
@@ -1051,6 +1051,8 @@ def warn_of_support(figures, args):
 
 def make_n_step_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it holds too little, or does not fit into memory."""
+    if args.v_min >= args.v_max:
+        raise UserError(f"v_min = {args.v_min:g} must be less than v_max = {args.v_max:g}")
     n_step = args.n_step if args.multi_step else 1
     least = max(args.batch_size, n_step * args.num_envs)
     if args.buffer_size < least:

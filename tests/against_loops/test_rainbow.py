@@ -5,7 +5,6 @@ import sys
 from types import SimpleNamespace
 from unittest import mock
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.probes.envs import Walk
+from tests.rainbow_envs import Frames
 from tests.tools import close, rehearse, vector_env
 
 VECTOR, TWO = spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(2)
@@ -672,26 +672,6 @@ def test_with_all_switches_off_it_is_dqn(script, double, tmp_path):
         rows.append([table[name] for name in ["step", "episodes", "return_mean", *dqn.FIGURES]])
     assert len(states[0]) == len(states[1]) and all(torch.equal(*pair) for pair in zip(*states))
     assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(*rows))
-
-
-class Frames(gym.Env):
-    """Observations are stacks of the last three frames (3, 36, 36), each wholly dark or lit; eight steps."""
-
-    observation_space, action_space = spaces.Box(0, 255, (3, 36, 36), np.uint8), TWO
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.bits, self.steps = list(self.np_random.integers(2, size=3)), 0
-        return self.observe(), {}
-
-    def observe(self):
-        return np.full((36, 36, 3), np.array(self.bits[-3:]) * 255, np.uint8).transpose(2, 0, 1)
-
-    def step(self, action):
-        reward = float(action == (self.bits[-1] != self.bits[-2])) / 8
-        self.bits.append(int(self.np_random.integers(2)))
-        self.steps += 1
-        return self.observe(), reward, self.steps == 8, False, {}
 
 
 PICTURES = {"total_timesteps": 30, "learning_starts": 16, "batch_size": 4, "buffer_size": 20, "num_envs": 2}

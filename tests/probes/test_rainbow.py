@@ -1,14 +1,13 @@
 """rainbow.py in environments of one or two steps, whose right answer is known: whole trainings that take a second."""
 
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from tests.against_loops.test_rainbow import Frames
 from tests.probes.envs import Delayed, Probe, Walk
+from tests.rainbow_envs import Frames
 from tests.tools import close, rehearse
 
 OFF = dict.fromkeys(["double", "prioritized", "dueling", "multi_step", "distributional", "noisy"], False)
