@@ -2169,8 +2169,8 @@ exercise(
     minutes=60,
     task="share out the probabilities of y = r + gamma z among the atoms of the support. rewards, terminated "
     "(booleans) and gamma are (B,), probs is (B, atoms): those of the returns z, which are the support's; the result "
-    "is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the more, the nearer "
-    "it is: at a quarter of the way from 1 to 2, three quarters go to 1. A loop over atoms is fine.",
+    "is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the more, the "
+    "nearer it is: at a quarter of the way from 1 to 2, three quarters go to 1. A loop over atoms is fine.",
     cases=[
         Case(
             "support 0, 1, 2, 3, 4, z is 1 for certain, r = 1, gamma 1",
@@ -2296,7 +2296,7 @@ exercise(
                 "keeping the whole number on the way to the right, where the sum on the left has to be taken off": (
                     lambda slots: close(slots, [0, 1, 1, 2, 3, 3, 3, 3])
                 ),
-                "turning left where it should be right": lambda slots: slots[0] != 0 and slots[-1] != 3,
+                "turning left where it should be right": lambda slots: slots[0] == 3 and slots[-1] == 0,
                 "taking all numbers from the whole sum, not each from its own part": [2] * 8,  # 8 of 16
             },
             "one number and its way down, with pencil and paper",
