@@ -678,8 +678,9 @@ PICTURES = {"total_timesteps": 30, "learning_starts": 16, "batch_size": 4, "buff
 
 
 @pytest.mark.slow
-def test_stacked_frames_change_nothing(script):
+def test_stacked_frames_change_nothing(script, monkeypatch):
     """Fails if a training on frames that are kept once differs in anything from one on whole stacks."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # images would take all cores
     settings = PICTURES | {"dueling": False, "noisy": False}
     weights = []
     for stacked, buffer in (("yes", "FrameStackBuffer"), ("no", "NStepBuffer")):
@@ -690,10 +691,11 @@ def test_stacked_frames_change_nothing(script):
 
 
 @pytest.mark.slow
-def test_images_with_all_switches_off(script):
+def test_images_with_all_switches_off(script, monkeypatch):
     """Fails if the network for images is not dqn.py's, number for number."""
     import dqn
 
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     off = dict.fromkeys(SWITCHES, False)
     one = rehearse(dqn, Frames, buffer="ReplayBuffer", loss="dqn_loss", double=False, **PICTURES).agent
     other = rehearse(script, Frames, buffer="NStepBuffer", loss="td_losses", **PICTURES | off).agent

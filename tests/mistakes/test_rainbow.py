@@ -263,18 +263,15 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "rewards clipped unasked": "if args.clip_reward -> if True",
     },
     ("train", SCALAR): {
-        "always distributional": "distributional_losses if args.distributional else -> distributional_losses or",
         "never any exploration": "0 if args.noisy else -> 0 *",
         "gradients not shortened": "args.max_grad_norm -> 1e9",
     },
     ("train", EPSILON): {
         "epsilon falls over the whole run": "args.exploration_fraction * args.total_timesteps -> args.total_timesteps",
-        "always by priority": "if args.prioritized -> if True",
     },
     ("make_n_step_buffer", ONE_STEP): {"always n steps": "args.n_step if args.multi_step else 1 -> args.n_step"},
     ("make_n_step_buffer", TRAINING): {
         "always one step": "args.n_step if args.multi_step else 1 -> 1",
-        "never by priority": "args.alpha if args.prioritized else None -> None",
         "other alpha": "args.alpha if -> 0.6 if",
         "gamma of its own": "n_step, args.gamma, alpha -> n_step, 0.99, alpha",
     },
