@@ -150,7 +150,8 @@ class QNetwork(nn.Module):
     @torch.no_grad()
     def greedy(self, obs):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
-        features = self.features(torch.as_tensor(obs, device=self.device))
+        dtype = torch.uint8 if self.image else torch.float32
+        features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
         return relu_as_numpy(self.head, features).argmax(1)
 
     def explore(self, obs, epsilon, rng):
@@ -296,10 +297,9 @@ def train(args):
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     buffer = make_replay_buffer(args, envs, agent)
     log_every = math.ceil(args.total_timesteps / 200)
-    parts = {"target": target, "optimizer": optimizer, "buffer": buffer}
-    run = Run(args, agent, envs, log_every, explores=True, **parts)
+    run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)
+    learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
 
     while not run.is_finished():
         if run.restarts:  # at first and after each checkpoint: new environments, new episodes
@@ -354,8 +354,8 @@ ATARI = {"num_envs": 8, "learning_rate": 1e-4, "buffer_size": 100_000, "batch_si
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "end_e": 0.01, "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
-    "CartPole-v1": {"num_envs": 4, "train_frequency": 256, "gradient_steps": 128, "batch_size": 64,
-                    "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
+    "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
+                    "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (256, 256), "total_timesteps": 50_000, "eval_every": 1_000, "stop_at_return": 495},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,

@@ -60,14 +60,14 @@ hunt(
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
 
-SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
+SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
              "end_e": 0.3, "seed": 1}  # fmt: skip
 
 
 def check_future(m, train):
     agent = train(env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
-    q = agent.predict(tensor([[0.0], [1.0]])).tolist()
+    q = agent(tensor([[0.0], [1.0]])).tolist()
     if not close(q, [[0.5, 0.5], [0.0, 1.0]], 0.15):
         return (
             f"of two steps the second pays 1, so with gamma 0.5 Q is 0.5 in the first; it is {q[0][0]:.2f} and "
@@ -83,7 +83,7 @@ hunt(
     hint="The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
     "rises a little and then no more.",
     check=check_future,
-    plant=Plant("polyak", "target.lerp_(source, tau)", "target.lerp(source, tau)"),
+    plant=Plant("polyak", "target_weights.lerp_(weights, tau)", "target_weights.lerp(weights, tau)"),
 )
 
 
@@ -107,7 +107,9 @@ hunt(
     hint="--exploration-fraction makes no difference. Whether the return rises at all is a matter of luck; on "
     "MountainCar-v0, where the goal has to be found first, it rarely leaves -200.",
     check=check_exploration,
-    plant=Plant("train", "max(1, args.exploration_fraction * total)", "max(1, args.exploration_fraction)"),
+    plant=Plant(
+        "train", "max(1, args.exploration_fraction * args.total_timesteps)", "max(1, args.exploration_fraction)"
+    ),
 )
 
 # ------------------------------------------------------------------------------------------------------------ ppo.py

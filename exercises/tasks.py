@@ -1028,11 +1028,11 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
 
-SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
+SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
              "end_e": 0.3, "seed": 1}  # fmt: skip
 DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2,
-                "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64), "n_step": 3,
+                "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64),
                 "target_network_frequency": 2, "tau": 0.01, "exploration_fraction": 0.16, "end_e": 0.04,
                 "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
 
@@ -1040,7 +1040,7 @@ DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 
 def learnt_q(train, env, steps, obs, **settings):
     """Q of observations, nested lists, after a short run."""
     agent = train(env_id=f"Classroom/{env}-v0", total_timesteps=steps, **SMALL_DQN | settings).agent
-    return agent.predict(tensor(obs)).tolist()
+    return agent(tensor(obs)).tolist()
 
 
 def ring(capacity, steps, reset_rows=None, truncated=None, terminated=None):
@@ -1226,8 +1226,8 @@ exercise(
     difficulty=1,
     minutes=30,
     task="write y = r + gamma max_a Q'(s', a), for all rows at once. `rewards`, `terminated` (booleans) and "
-    "`discounts` are (B,), target_q is (B, actions). Only online_q = None is asked for here; double-dqn goes on from "
-    "your solution.",
+    "`gamma`, here a discount for each row, are (B,), target_q is (B, actions). Only online_q = None is asked for "
+    "here; double-dqn goes on from your solution.",
     cases=[PLAIN_DQN],
     probe=later_q(double=False),
     learn=Learn(DQN_CARTPOLE | {"double": False}, 60.0),
@@ -1241,7 +1241,8 @@ exercise(
     difficulty=2,
     minutes=30,
     task="write the target of DQN and, where online_q is given, that of double DQN: one network chooses the action, "
-    "the other one judges it. `rewards`, `terminated` (booleans) and `discounts` are (B,), both Q are (B, actions).",
+    "the other one judges it. `rewards`, `terminated` (booleans) and `gamma`, here a discount for each row, are (B,), "
+    "both Q are (B, actions).",
     cases=[
         PLAIN_DQN,
         Case(

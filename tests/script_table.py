@@ -336,7 +336,8 @@ REPLAY = "--batch-size 16 --buffer-size 300 --train-frequency 4 --gradient-steps
 REPLAY_LONG = f"{REPLAY} --num-envs 4 --buffer-size 2000 --total-timesteps 20000 --checkpoint-every 800"
 DQN = Script(
     name="dqn.py",
-    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4",
+    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 32 --learning-rate 0.01 --eval-episodes 4 "
+    "--target-network-frequency 20",
     one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
     stride=4,
     explores=True,
@@ -363,10 +364,10 @@ DQN = Script(
     learn_images="--total-timesteps 2500 --learning-rate 5e-4 --train-frequency 8",
     actions=["discrete"],
     observations=words("dict matrix channels_last discrete multibinary multidiscrete tuple channels_first"),
-    options=lines("""--no-double | --tau 0.05 --target-network-frequency 2 | --no-anneal-lr | --normalize-obs | --gamma 0.9
-        --hidden-sizes | --start-e 0.5 | --end-e 0.5 | --exploration-fraction 1 | --max-grad-norm 0.01
-        --gradient-steps 2 | --train-frequency 3 | --target-network-frequency 20 | --batch-size 8 | --buffer-size 64
-        --learning-starts 40"""),
+    options=lines("""--no-double | --tau 0.05 --target-network-frequency 2 | --no-anneal-lr | --normalize-obs
+        --gamma 0.9 | --hidden-sizes | --start-e 0.5 | --end-e 0.5 | --exploration-fraction 1 | --max-grad-norm 0.01
+        --gradient-steps 2 | --train-frequency 3 | --target-network-frequency 30 | --batch-size 8 | --buffer-size 64
+        --learning-starts 80"""),
     minigrid="--eval-episodes 2",
     no_actions=f"{NO_ACTIONS} | box ppo.py | multibinary ppo.py | multidiscrete ppo.py",
     out_of_range="""tau 1.5 | start-e 1.5 | end-e -0.1 | exploration-fraction 2 | train-frequency 0 | gradient-steps 0

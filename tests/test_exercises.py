@@ -196,13 +196,13 @@ def sample(self, batch_size, rng):
 ReplayBuffer.add, ReplayBuffer.sample = add, sample
 """,
     "double-dqn": """
-def td_targets(rewards, terminated, discounts, target_q, online_q=None):
+def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     alive = 1 - terminated.float()
     if online_q is None:
         future = target_q.max(1).values
     else:
         future = target_q[torch.arange(len(target_q)), online_q.argmax(1)]
-    return rewards + discounts * alive * future
+    return rewards + gamma * alive * future
 """,
     "td3-target": """
 def smoothed(actions, noise, clip):
@@ -430,16 +430,16 @@ CLIPPED_MEAN = (
 RAW_ENTROPY = "[-(self.raw.softmax(-1) * self.raw.log_softmax(-1)).sum(-1)]"
 ENTROPY = "[-(p.exp() * p).sum(-1) for p in self.log_probs]"
 SLOT = "slot = self.position\n"
-FUTURE = "discounts * alive * future"
+FUTURE = "gamma * alive * future"
 PLACES = "[(s, t) for s in range(S) for t in range(0, T, length)]"
 DQN_MISTAKES = [
-    ("bootstrapping after termination", FUTURE, "discounts * future"),
+    ("bootstrapping after termination", FUTURE, "gamma * future"),
     ("forgetting the discounts", FUTURE, "alive * future"),
     ("taking the lowest value", "target_q.max(1)", "target_q.min(1)"),
     ("taking the mean value", "target_q.max(1).values", "target_q.mean(1)"),
-    ("removing the reward", f"rewards + {FUTURE}", "alive * (rewards + discounts * future)"),
+    ("removing the reward", f"rewards + {FUTURE}", "alive * (rewards + gamma * future)"),
     ("adding shapes (B,)", "target_q.max(1).values", "target_q.max(1, keepdim=True).values"),
-    ("taking one discount for all", FUTURE, "discounts[0] * alive * future"),
+    ("taking one discount for all", FUTURE, "gamma[0] * alive * future"),
 ]
 # exercise: [(how the message begins, what stands in SOUND, what is put in its place, and so on)]
 WRONG = {

@@ -179,7 +179,7 @@ class Uneven(gym.Env):
 def slow_training(script, name):
     """What `train` does in two environments, with plain lists, torch's Adam and one transition at a time.
 
-    Returns (parameters of the network, flat; those of the target network; losses; mean Q).
+    Returns (parameters of the network, flat; those of the target network; losses; mean Q; returns of all episodes).
     """
     args = script.Args(**COMMON | TRAININGS[name])
     envs = vector_env([Uneven], 2)
@@ -191,7 +191,7 @@ def slow_training(script, name):
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
     rng = np.random.default_rng([args.seed, 0])
     obs, _ = envs.reset(seed=int(rng.integers(2**31)))
-    memory, seen, losses, means, step, reset = [], [], [], [], 0, [False, False]
+    memory, seen, losses, means, returns, totals, step, reset = [], [], [], [], [], [0, 0], 0, [False, False]
 
     def q_of(network, observation):
         x = np.array(observation, np.float64)
@@ -214,6 +214,10 @@ def slow_training(script, name):
                 memory.append((obs[n], actions[n], reward, next_obs[n], terminated[n]))
                 seen.append(obs[n])
                 step += 1
+                totals[n] += rewards[n]
+                if terminated[n] or truncated[n]:
+                    returns.append(totals[n])
+                    totals[n] = 0
         stored = len(memory)
         for at in range(first + 1, step + 1):
             if at >= max(args.learning_starts, args.batch_size) and at % args.train_frequency == 0:
@@ -244,7 +248,7 @@ def slow_training(script, name):
                     p.data = args.tau * q.data + (1 - args.tau) * p.data
         obs, reset = next_obs, terminated | truncated
     flat = [torch.cat([p.detach().flatten() for p in network.parameters()]) for network in (agent, target)]
-    return *flat, losses, means
+    return *flat, losses, means, returns
 
 
 COMMON = {"num_envs": 2, "total_timesteps": 60, "learning_starts": 20, "batch_size": 4, "buffer_size": 30, "gamma": 0.9}
@@ -265,12 +269,13 @@ def test_training(script, name):
     60 steps of two environments; half of them are still in the ring in the end.
     """
     run = rehearse(script, Uneven, buffer="ReplayBuffer", loss="dqn_loss", **COMMON | TRAININGS[name])
-    network, target, losses, means = slow_training(importlib.import_module(script.__name__), name)
+    network, target, losses, means, returns = slow_training(importlib.import_module(script.__name__), name)
     flat = lambda agent: torch.cat([p.detach().flatten() for p in agent.parameters()])
     close(flat(run.agent), network, atol=1e-3)
     close(flat(run.parts["target"]), target, atol=1e-3)
     close(run.figures["loss"], losses, atol=1e-3)
     close(run.figures["q"], means, atol=1e-3)
+    close([total for _, total in run.episodes], returns)
     assert len(losses) >= 18
     assert set(run.figures) == set(script.FIGURES)
 

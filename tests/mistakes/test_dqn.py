@@ -6,7 +6,6 @@ import pytest
 
 from tests.against_loops import test_dqn as loops
 from tests.by_hand import test_dqn as by_hand
-from tests.probes import test_dqn as probes
 from tests.tools import by_name, mutant, passes
 
 TRAINING = {name: partial(loops.test_training, name=name) for name in loops.TRAININGS}
@@ -133,6 +132,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("train", TRAINING["clipped rewards"]): {
         "rewards not clipped": "if args.clip_reward -> if False",
+        "reported returns clipped": "run.count(next_obs, rewards, -> run.count(next_obs, learned_rewards,",
         "gradients not shortened": "args.max_grad_norm -> 1e9",
     },
     ("train", by_hand.test_periods): {
@@ -144,9 +144,6 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("train", by_hand.test_periods_with_several_environments): {
         "one update for all environments": "for step in range(first_step, -> for step in range(run.step,",
         "one copy late": "for step in range(first_step, run.step + 1) -> for step in range(first_step - 1, run.step)",
-    },
-    ("train", probes.test_clipped_rewards): {
-        "reported returns clipped": "run.count(next_obs, rewards, -> run.count(next_obs, learned_rewards,"
     },
     ("train", loops.test_figures): {
         "exploration of no steps": "max(1, args.exploration_fraction * args.total_timesteps) -> "
