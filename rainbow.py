@@ -483,7 +483,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
     a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4): the
-    maximum of noisy values is too high on average; what another network says of that action is less so.
+    maximum of noisy values is too high on average; what another network says of that action is less so. gamma is a
+    number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -551,8 +552,7 @@ def train(args):
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps)
     buffer = make_n_step_buffer(args, envs, agent)
     log_every = math.ceil(args.total_timesteps / 200)
-    parts = {"target": target, "optimizer": optimizer, "buffer": buffer}
-    run = Run(args, agent, envs, log_every, explores=True, **parts)
+    run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)
     losses_of = distributional_losses if args.distributional else td_losses
