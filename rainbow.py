@@ -394,10 +394,10 @@ class NStepBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = state["size"]
-        self.position = state["position"]
+        self.size = int(state["size"])
+        self.position = int(state["position"])
         for name in self.arrays:
-            getattr(self, name)[: self.size] = state[name].numpy()
+            getattr(self, name)[: self.size] = np.asarray(state[name])
         if self.tree is not None:
             self.tree.load_state_dict(state["tree"])
 
@@ -467,8 +467,8 @@ class SumTree:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.write(np.arange(self.leaves), state["priorities"].numpy())
-        self.highest = state["highest"]
+        self.write(np.arange(self.leaves), np.asarray(state["priorities"]))
+        self.highest = float(state["highest"])
 
 
 # --------------------------------------------------------------------------------------------- targets and losses
@@ -1026,8 +1026,8 @@ class FrameStackBuffer(NStepBuffer):
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
         super().load_state_dict(state)
-        frames = [frame.copy() for frame in state["frames"].numpy()]
-        for stored, stacks in zip((self.obs, self.next_obs), state["stacks"].tolist()):
+        frames = [frame.copy() for frame in np.asarray(state["frames"])]
+        for stored, stacks in zip((self.obs, self.next_obs), np.asarray(state["stacks"])):
             for slot, places in enumerate(stacks):
                 stored[slot] = tuple(frames[place] for place in places)
 
@@ -1064,7 +1064,7 @@ def make_n_step_buffer(args, envs, agent):
     size = 1 if space.dtype == np.uint8 else 4
     obs_size = math.prod(space.shape) * size
     transition_size = obs_size / space.shape[0] + 500 if stacked else 2 * obs_size
-    check_memory("the replay buffer", args.buffer_size * (transition_size + 60))
+    check_memory(f"the replay buffer of --buffer-size {args.buffer_size}", args.buffer_size * (transition_size + 60))
     buffer_class = FrameStackBuffer if stacked else NStepBuffer
     alpha = args.alpha if args.prioritized else None
     spaces_and_device = space, envs.single_action_space, agent.device

@@ -232,9 +232,9 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("SumTree.sample", loops.test_tree_never_ends_in_an_empty_slot): {"empty slots": "& (right > 0) -> "},
     ("SumTree.load_state_dict", loops.test_tree_comes_back_from_a_checkpoint): {
-        "sums not restored": "self.write(np.arange(self.leaves), state['priorities'].numpy()) -> ".replace("'", '"')
-        + 'self.nodes[self.leaves :] = state["priorities"].numpy()',
-        "highest lost": 'self.highest = state["highest"] -> pass',
+        "sums not restored": 'self.write(np.arange(self.leaves), np.asarray(state["priorities"])) -> '
+        'self.nodes[self.leaves :] = state["priorities"]',
+        "highest lost": 'self.highest = float(state["highest"]) -> pass',
     },
     ("train", TRAINING): {
         "no copy of the network": "copy.deepcopy(agent) -> agent",
