@@ -567,7 +567,7 @@ def train(args):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
-        agent.draw_noise(rng)
+        agent.draw_noise(rng)  # in the noisy layers, if there are any
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
