@@ -504,3 +504,31 @@ hunt(
     check=check_window,
     plant=Plant("train", "rnd.rewards(buffer.obs[1:], ", "rnd.rewards(buffer.obs[:-1], "),
 )
+
+
+# -------------------------------------------------------------------------------------------------------- rainbow.py
+
+
+def check_endless(m, train):
+    off = dict.fromkeys(["double", "prioritized", "dueling", "distributional", "noisy"], False)
+    settings = SMALL_DQN | off | {"multi_step": True, "n_step": 3, "learning_rate": 0.02}
+    agent = train(env_id="Classroom/Endless-v0", total_timesteps=3000, **settings).agent
+    value = agent(tensor([[0.0]])).max().item()
+    if not close(value, 2.0, 0.2):
+        return f"a state that pays 1 in every step for ever is worth 2 with gamma 0.5; Q says {value:.2f}"
+
+
+hunt(
+    "hunt-19",
+    script="rainbow.py",
+    difficulty=2,
+    minutes=40,
+    hint="With --no-multi-step all is well. With it, q is far above what episodes return, and with a gamma near 1 it "
+    "rises to the end of the support, target_max with it. A larger --n-step makes it worse.",
+    check=check_endless,
+    plant=Plant(
+        "NStepBuffer.write",
+        "self.discounts[slot] = self.gamma ** len(window)",
+        "self.discounts[slot] = self.gamma",
+    ),
+)

@@ -382,4 +382,57 @@ DQN = Script(
     misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
         --resume run --buffer-size 400 -> buffer_size | --evaluate run --hidden-sizes 32 -> network""",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DQN]}
+ALL_OFF = "--no-double --no-prioritized --no-dueling --no-multi-step --no-distributional --no-noisy"
+FRAMES = "--env-id rainbow_envs:Frames-v0 --stacked-frames yes"
+RAINBOW = Script(
+    name="rainbow.py",
+    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4",
+    one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
+    stride=4,
+    explores=True,
+    kinds=small(
+        f"{REPLAY} --buffer-size 50 --batch-size 8 --num-envs 2 --learning-starts 16 --hidden-sizes 8",
+        {
+            "all six": "--env-id CartPole-v1 --normalize-obs",
+            "none": f"--env-id CartPole-v1 {ALL_OFF}",
+            "stacked frames": f"{FRAMES} --train-frequency 16",
+            "often": "--env-id CartPole-v1 --checkpoint-every 10 --n-step 5",  # few windows are closed in time
+            "LunarLander": KINDS["LunarLander"],
+            "own wrapper": KINDS["own wrapper"],
+            "reset not clean": f"{KINDS['reset not clean']} --no-noisy",
+            "stopped early": "--env-id CartPole-v1 --max-episode-steps 10 --stop-at-return 5 --eval-every 40 "
+            "--total-timesteps 1000000",
+        },
+    ),
+    kills={
+        "CartPole": f"--env-id CartPole-v1 {REPLAY_LONG}",
+        "LunarLander, normalised": f"--env-id LunarLander-v3 --normalize-obs --tau 0.01 {REPLAY_LONG}",
+        "stacked frames": f"{REPLAY} --num-envs 2 --total-timesteps 1600 --checkpoint-every 64 --learning-starts 64 "
+        f"--train-frequency 16 --eval-episodes 1 {FRAMES}",
+        "uniform": f"--env-id CartPole-v1 --no-prioritized {REPLAY_LONG}",
+    },
+    learn="--num-envs 8 --learning-rate 3e-3 --gamma 0.5 --hidden-sizes 64 --batch-size 32 --learning-starts 100 "
+    "--train-frequency 4 --target-network-frequency 100 --buffer-size 2000 --gradient-steps 1 --v-min 0 --v-max 1 "
+    "--total-timesteps 4000 --eval-every 100000",
+    learn_images="--total-timesteps 2500 --learning-rate 5e-4 --train-frequency 8",
+    actions=["discrete"],
+    observations=words("dict matrix discrete channels_first"),
+    options=lines("""--no-double | --no-prioritized | --no-dueling | --no-multi-step | --no-distributional | --no-noisy
+        --alpha 1 | --beta 1 | --n-step 5 | --num-atoms 11 | --v-min -10 | --v-max 200 | --sigma 0.1 | --adam-eps 0.01
+        --no-noisy --end-e 0.5 | --tau 0.05 --target-network-frequency 2 | --hidden-sizes | --normalize-obs"""),
+    no_actions=f"{NO_ACTIONS} | box ppo.py | multibinary ppo.py | multidiscrete ppo.py",
+    out_of_range="""tau 1.5 | alpha -0.1 2 | beta 2 | n-step 0 | num-atoms 1 | sigma -1 | adam-eps -1 | start-e 1.5
+        exploration-fraction 2 | train-frequency 0 | gradient-steps 0 | target-network-frequency 0 | batch-size 0
+        buffer-size 0 | learning-starts -1 | max-grad-norm nan | hidden-sizes 100000000 | v-min nan""",
+    refused="""--env-id Pendulum-v1 -> Box Discrete ddpg_td3.py | --v-min 3 --v-max 3 -> v_min v_max
+        --env-id rainbow_envs:Frames-v0 --normalize-obs -> normalize_obs | --stacked-frames yes -> stacked_frames images
+        --env-id rainbow_envs:Frames-v0 --stacked-frames maybe -> stacked-frames maybe
+        --buffer-size 100 --batch-size 128 -> buffer_size 100 128
+        --buffer-size 11 --batch-size 1 --num-envs 4 -> buffer_size 11 12
+        --buffer-size 1000000000000000 -> buffer memory | --hidden-sizes 99999 99999 -> network memory""",
+    diverges="--learning-rate 1e30 --no-anneal-lr --max-grad-norm 1e30",
+    misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
+        --resume run --no-noisy -> noisy | --resume run --n-step 2 -> n_step
+        --evaluate run --no-dueling -> network""",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DQN, RAINBOW]}

@@ -344,6 +344,82 @@ def scale(self, novelty, reset_rows, gamma):
 
 RND.scale = scale
 """
+SOUND["n-step"] = """
+def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
+    slots = []
+    for n in range(len(rewards)):
+        if reset_rows[n]:
+            continue
+        window = self.windows[n]
+        window.append((obs[n].copy(), actions[n], rewards[n]))
+        over = terminated[n] or truncated[n]
+        steps = list(window)
+        starts = range(len(steps)) if over else range(len(steps) - self.n_step + 1)
+        for first in starts:
+            slots.append(self.write(steps[first:], next_obs[n], terminated[n]))
+            window.popleft()
+    slots = np.array(slots, int)
+    if self.tree:
+        self.tree.add(slots)
+    return slots
+
+def write(self, window, next_obs, terminated):
+    slot = self.position
+    total, discount = 0.0, 1.0
+    for _, _, reward in window:
+        total += discount * reward
+        discount *= self.gamma
+    self.obs[slot], self.actions[slot] = window[0][:2]
+    self.rewards[slot], self.discounts[slot] = total, discount
+    self.next_obs[slot], self.terminated[slot] = next_obs, terminated
+    self.position = (slot + 1) % self.capacity
+    self.size = min(self.size + 1, self.capacity)
+    return slot
+
+NStepBuffer.add, NStepBuffer.write = add, write
+"""
+SOUND["project"] = """
+def project(rewards, terminated, gamma, probs, support):
+    low, high = support[0].item(), support[-1].item()
+    distance = (high - low) / (len(support) - 1)
+    projected = torch.zeros_like(probs)
+    for b in range(len(rewards)):
+        for p, z in zip(probs[b], support.tolist()):
+            future = 0.0 if terminated[b] else gamma[b].item() * z
+            y = min(max(rewards[b].item() + future, low), high)
+            place = (y - low) / distance
+            below = min(int(place), len(support) - 2)
+            up = place - below
+            projected[b, below] += p * (1 - up)
+            projected[b, below + 1] += p * up
+    return projected
+"""
+SOUND["priorities"] = """
+def write(self, slots, priorities):
+    for slot, p in zip(slots, np.broadcast_to(priorities, len(slots))):
+        node = slot + self.leaves
+        self.nodes[node] = p
+        while node > 1:
+            node //= 2
+            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
+
+def sample(self, batch_size, rng, beta):
+    numbers = (np.arange(batch_size) + rng.random(batch_size)) / batch_size * self.nodes[1]
+    slots = []
+    for number in numbers:
+        node = 1
+        while node < self.leaves:
+            node *= 2
+            if number >= self.nodes[node] and self.nodes[node + 1] > 0:
+                number -= self.nodes[node]
+                node += 1
+        slots.append(node - self.leaves)
+    chances = self.nodes[self.leaves + np.array(slots)] / self.nodes[1]
+    weights = (1 / chances) ** beta
+    return np.array(slots), (weights / weights.max()).astype(np.float32)
+
+SumTree.write, SumTree.sample = write, sample
+"""
 
 FLAGS = "dead, over = terminated, terminated | truncated"
 OVER, DEAD = "over = terminated | truncated", "* ~terminated\n"
@@ -754,6 +830,60 @@ WRONG = {
 }
 
 
+WRONG |= {
+    "n-step": [
+        ("summing rewards without", "total += discount * reward", "total += reward"),
+        ("bootstrapping with gamma, as", "= total, discount", "= total, self.gamma"),
+        ("storing the observation of the window's last", "window[0][:2]", "window[-1][:2]"),
+        ("storing windows before", "range(len(steps) - self.n_step + 1)", "[0]"),
+        ("losing the windows", "range(len(steps)) if over else ", ""),
+        ("storing only the longest", "range(len(steps)) if over", "range(1) if over"),
+        ("discounting by gamma^n", "= total, discount", "= total, self.gamma**self.n_step"),
+        ("forgetting that nothing", "next_obs[n], terminated[n]", "next_obs[n], False"),
+        ("storing truncation", "next_obs[n], terminated[n]", "next_obs[n], over"),
+        ("going on into the next", "over = terminated[n] or truncated[n]", "over = terminated[n]"),
+        ("taking the reset row", "if reset_rows[n]:", "if False:"),
+        ("mixing steps", "window = self.windows[n]", "window = self.windows[0]"),
+    ],
+    "project": [
+        ("losing the probability where", "p * (1 - up)", "p * (1 - up) * (up > 0)"),
+        ("giving more to the atom that is further", "up = place - below", "up = 1 - place + below"),
+        ("forgetting the reward", "rewards[b].item() + future", "future"),
+        ("giving all of it to the atom below", "up = place - below", "up = 0.0"),
+        ("giving half", "up = place - below", "up = (place - below) and 0.5"),
+        ("forgetting the discount", "gamma[b].item() * z", "z"),
+        (
+            "losing what lies beyond",
+            "min(max(rewards[b].item() + future, low), high)",
+            "rewards[b].item() + future\n            if not low <= y <= high:\n                continue",
+        ),
+        ("going on after", "0.0 if terminated[b] else ", ""),
+        ("removing the reward", "rewards[b].item() + future", "rewards[b].item() * (not terminated[b]) + future"),
+        ("taking one discount", "gamma[b]", "gamma[0]"),
+        (
+            "keeping only the last",
+            "projected[b, below] += p * (1 - up)",
+            "projected[b, below] = p * (1 - up) if p > 0 else projected[b, below]",
+        ),
+    ],
+    "priorities": [
+        ("leaving all sums", "while node > 1:", "if node > 1:"),
+        ("adding the new priority", "= self.nodes[2 * node] + self.nodes[2 * node + 1]", "+= p"),
+        ("keeping the whole number", "number -= self.nodes[node]", "pass"),
+        ("turning left", "number >= self.nodes[node]", "number < self.nodes[node]"),
+        (
+            "taking all numbers",
+            "(np.arange(batch_size) + rng.random(batch_size)) / batch_size",
+            "rng.random(batch_size)",
+        ),
+        ("leaving the weights out", "** beta", "** 0"),
+        ("giving the larger weights", "(1 / chances)", "chances"),
+        ("not dividing", "weights / weights.max()", "weights"),
+        ("forgetting beta", "** beta", "** 1"),
+    ],
+}
+
+
 def wrong_solution(name, changes):
     """SOUND[name] with these changes; each text that is to be changed stands in it once."""
     source = SOUND[name]
@@ -773,7 +903,9 @@ def solved(name, solution):
 
 def test_the_table_has_what_it_should():
     """Fails if a script has no exercise or no hunt, or an exercise no known mistakes."""
-    scripts = {f"{name}.py" for name in "ppo ppo_masked ppod dqn ddpg_td3 es qlearning mappo maddpg_matd3".split()}
+    scripts = {
+        f"{name}.py" for name in "ppo ppo_masked ppod dqn rainbow ddpg_td3 es qlearning mappo maddpg_matd3".split()
+    }
     assert {e.script for e in EXERCISES.values()} >= scripts and {h.script for h in HUNTS.values()} >= scripts
     assert len(EXERCISES) >= 16 and len(HUNTS) >= 10
     for task in [*EXERCISES.values(), *HUNTS.values()]:
