@@ -109,7 +109,7 @@ class Args:
 # ------------------------------------------------------------------------------------------------------- networks
 
 
-def relu_mlp(inputs, hidden_sizes, outputs):
+def uniform_mlp(inputs, hidden_sizes, outputs):
     """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear and DDPG's paper have it."""
     layers = []
     for size in hidden_sizes:
@@ -131,7 +131,7 @@ class Actor(nn.Module):
     def __init__(self, observation_space, action_space, hidden_sizes):
         super().__init__()
         self.encoder, features = encoder(observation_space)
-        self.mlp = relu_mlp(features, hidden_sizes, math.prod(action_space.shape))
+        self.mlp = uniform_mlp(features, hidden_sizes, math.prod(action_space.shape))
 
     def forward(self, obs):
         """Actions (B, D) of observations (B, …)."""
@@ -144,7 +144,7 @@ class Critic(nn.Module):
     def __init__(self, observation_space, action_space, hidden_sizes):
         super().__init__()
         self.encoder, features = encoder(observation_space)
-        self.mlp = relu_mlp(features + math.prod(action_space.shape), hidden_sizes, 1)
+        self.mlp = uniform_mlp(features + math.prod(action_space.shape), hidden_sizes, 1)
 
     def forward(self, obs, actions):
         """Values (B,) of observations (B, …) and actions (B, D)."""
@@ -249,45 +249,53 @@ def next_noise(noise, reset_rows, args, rng):
 
 # -------------------------------------------------------------------------------------------------- replay buffer
 
-Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …) of the same rows
+Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # flat tensors (B, …)
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, drawn uniformly; in host memory, images as bytes.
+    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, bytes stay bytes.
 
-    `next_obs` is the true successor, also where an episode ends: under next-step autoreset the environment returns it.
-    A terminated transition has no future. A truncated one has one like any other, so `truncated` is not kept. A reset
-    row, whose action was ignored, is no transition at all.
+    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+
+        obs               action   reward  next_obs               terminated  reset row
+        s0                a0       r0      s1                     no          no
+        s1                a1       r1      s2, the final one      yes         no
+        s2                ignored  0       s0 of the next one     no          yes: not stored
+
+    So what the environment returns is always the true next observation. Terminated, a transition has no future;
+    truncated, it has one like any other, from its next observation on: so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
+        shape = observation_space.shape
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
-        self.obs = np.zeros((capacity, *observation_space.shape), obs_dtype)
+        self.obs = np.zeros((capacity, *shape), obs_dtype)
         self.actions = np.zeros((capacity, D), action_dtype)
         self.rewards = np.zeros(capacity, np.float32)
-        self.next_obs = np.zeros((capacity, *observation_space.shape), obs_dtype)
+        self.next_obs = np.zeros((capacity, *shape), obs_dtype)
         self.terminated = np.zeros(capacity, bool)
         self.capacity = capacity
         self.device = device
-        self.size = 0  # how many are stored
-        self.position = 0  # where the next one goes; once the buffer is full, the oldest one stands there
+        self.size = 0  # transitions stored so far
+        self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
         """Store a step of all environments, each argument (N, …), without reset rows. Returns the slots written.
 
         Actions are (N, D). N must not exceed the capacity.
         """
-        played = np.flatnonzero(~reset_rows)
-        slots = (self.position + np.arange(len(played))) % self.capacity
+        played = ~reset_rows
+        count = int(played.sum())
+        slots = (self.position + np.arange(count)) % self.capacity
         self.obs[slots] = obs[played]
         self.actions[slots] = actions[played]
         self.rewards[slots] = rewards[played]
         self.next_obs[slots] = next_obs[played]
         self.terminated[slots] = terminated[played]
-        self.position = (self.position + len(played)) % self.capacity
-        self.size = min(self.size + len(played), self.capacity)
+        self.position = (self.position + count) % self.capacity
+        self.size = min(self.size + count, self.capacity)
         return slots
 
     def get(self, slots):
@@ -303,15 +311,15 @@ class ReplayBuffer:
 
     def state_dict(self):
         """What is stored, for a checkpoint."""
-        stored = {name: torch.as_tensor(getattr(self, name)[: self.size]) for name in Transitions._fields}
-        return stored | {"size": self.size, "position": self.position}
+        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in Transitions._fields}
+        return {"size": self.size, "position": self.position, **filled}
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name].numpy()
 
 
 # -------------------------------------------------------------------------------------------- targets and losses
@@ -337,9 +345,9 @@ def critic_loss(values, targets):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """theta' <- tau theta + (1 - tau) theta' for all parameters of two networks (arXiv 1509.02971, algorithm 1)."""
-    for slow, fast in zip(target.parameters(), source.parameters()):
-        slow.lerp_(fast, tau)
+    """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
+    for target_weights, weights in zip(target.parameters(), source.parameters()):
+        target_weights.lerp_(weights, tau)
 
 
 # ------------------------------------------------------------------------------------------------------- training
@@ -373,10 +381,10 @@ def bellman_targets(agent, batch, args, rng):
 def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
+    check_algorithm(args)
     envs = make_envs(args, args.num_envs)
-    check_settings(args, envs)
     agent = make_agent(args, envs)
-    buffer = ReplayBuffer(args.buffer_size, envs.single_observation_space, agent.action_space, agent.device)
+    buffer = make_replay_buffer(args, envs, agent)
     actor_optimizer = Adam(agent.actor.parameters(), lr=args.actor_learning_rate)
     critic_optimizer = Adam(agent.critics.parameters(), lr=args.critic_learning_rate)
     parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
@@ -476,6 +484,15 @@ def algorithm_settings(args):
 
 
 tuned_settings = algorithm_settings  # as the run section calls it
+
+
+def check_algorithm(args):
+    """UserError if --algorithm is not what the settings say: in Args(algorithm="ddpg"), or beside --config."""
+    for name, settings in ALGORITHMS.items():
+        given = {key: getattr(args, key) for key in settings}
+        if args.algorithm not in (None, name) and given == settings:
+            wanted = " ".join(as_flags(ALGORITHMS[args.algorithm]))
+            raise UserError(f"algorithm is {args.algorithm}, but the settings are those of {name}: give {wanted}")
 
 
 class RunningMeanStd(nn.Module):
@@ -813,20 +830,15 @@ def make_actor_critic(args, envs):
 make_agent = make_actor_critic  # as the run section calls it
 
 
-def check_settings(args, envs):
-    """UserError if the replay buffer is too small or too large, or if --algorithm is not what the settings say."""
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it holds too little, or does not fit into memory."""
     least = max(args.batch_size, args.num_envs)
     if args.buffer_size < least:
-        raise UserError(f"buffer_size = {args.buffer_size} must not be less than batch_size or num_envs, here {least}")
+        raise UserError(f"buffer_size = {args.buffer_size} is less than batch_size or num_envs = {least}")
     space = envs.single_observation_space
-    obs_size = math.prod(space.shape or (1,)) * (1 if space.dtype == np.uint8 else 4)
-    size = 2 * obs_size + 4 * math.prod(envs.single_action_space.shape or (1,)) + 5
-    check_memory(f"a replay buffer of buffer_size = {args.buffer_size}", args.buffer_size * size)
-    for name, settings in ALGORITHMS.items():  # of Args(algorithm="ddpg"), or of --config beside --algorithm
-        given = {key: getattr(args, key) for key in settings}
-        if args.algorithm not in (None, name) and given == settings:
-            wanted = " ".join(as_flags(ALGORITHMS[args.algorithm]))
-            raise UserError(f"algorithm is {args.algorithm}, but the settings are those of {name}: give {wanted}")
+    size = 1 if space.dtype == np.uint8 else 4
+    check_memory("the replay buffer", args.buffer_size * (2 * math.prod(space.shape) * size + 13))
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
 # ===== run: the same in every script ==================================================================================
