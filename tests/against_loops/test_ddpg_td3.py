@@ -85,6 +85,7 @@ def check_updates(script, seed=0, normalize_obs=False, **settings):
     batches = [random_batch(script, rng) for _ in range(6)]
     with mock.patch.object(script, "smoothed", spied):
         learn(script, agent, batches, **settings)
+    assert len(noises) == (6 if twin.args.target_noise > 0 else 0)
     for n, batch in enumerate(batches):
         anneal = 1 - (n + 1) / 7 if settings.get("anneal_lr") else 1
         twin.update(batch, n + 1, anneal, noises[n] if noises else None)
@@ -196,7 +197,7 @@ def test_what_is_stored(script):
     makers = [lambda name=name: Walk(PLAN, name, ACT) for name in range(3)]
     agent_acts = []
     with mock.patch.object(script.ActorCritic, "to_env", lambda agent, a: agent_acts.append(a) or np.zeros((3, 2))):
-        run = collect(script, *makers, num_envs=3, total_timesteps=90, learning_starts=20)
+        run = collect(script, *makers, num_envs=3, total_timesteps=90, learning_starts=20, train_frequency=999)
     buffer = run.parts["buffer"]
     size = buffer.size
     assert size == run.step == 90
@@ -230,27 +231,34 @@ def test_updates_do_not_depend_on_the_number_of_environments(script, num_envs, t
     assert len(run.figures["critic_loss"]) == updates == run.agent.updates
 
 
-def test_exploration(script):
-    """Uniform until learning_starts, then the actor with noise, clipped. Learning rates of 0 keep the actor as it was.
-
-    Fails if the first actions do not fill [-1, 1] evenly or go on for a step too many, if the noise is not white, has
-    another deviation, or is the same for two environments or dimensions.
-    """
-    frozen = {"actor_learning_rate": 0.0, "num_envs": 2, "batch_size": 8, "hidden_sizes": ()}
+def explored(script, **settings):
+    """The actions, in [-1, 1], of a run with an actor that always does 0, in an episode without end."""
     maker = lambda: Walk([(10**6, "truncated")], action_space=ACT)
+    given = {"train_frequency": 10**6, "buffer_size": 5000, "batch_size": 8}
     with mock.patch.object(script.ActorCritic, "policy", lambda agent, obs: np.zeros((len(obs), 2))):
-        options = {"learning_starts": 1000, "total_timesteps": 5000, "train_frequency": 500, "buffer_size": 5000}
-        drawn = collect(script, maker, exploration_noise=0.25, **frozen, **options).parts["buffer"].actions
-        close(np.quantile(drawn[:1000], [0, 0.25, 0.5, 0.75, 1]), [-1, -0.5, 0, 0.5, 1], 0.07)
-        close(drawn[1000:].std(0), [0.25, 0.25], 0.01)
-        apart = np.concatenate([drawn[1000::2], drawn[1001::2]], 1)  # the two environments
-        assert np.abs(np.corrcoef(apart.T) - np.eye(4)).max() < 0.08
-        assert abs(np.corrcoef(apart[:-1, 0], apart[1:, 0])[0, 1]) < 0.06
-        silent = {"learning_starts": 10, "total_timesteps": 16, "exploration_noise": 0.0}
-        drawn = collect(script, maker, **frozen | silent).parts["buffer"].actions[:16]
-        assert (drawn[:10] != 0).all() and (drawn[10:] == 0).all()
-        loud = {"learning_starts": 0, "total_timesteps": 50, "exploration_noise": 5.0}
-        assert np.abs(collect(script, maker, **frozen | loud).parts["buffer"].actions).max() == 1
+        run = collect(script, maker, **given | settings)
+    return run.parts["buffer"].actions[: run.step]
+
+
+def test_first_actions(script):
+    """Uniform until learning_starts, then the actor's with noise, clipped to [-1, 1].
+
+    Fails if the first actions do not fill [-1, 1] evenly, go on for a step too many, or if noise leads out of it.
+    """
+    drawn = explored(script, learning_starts=200, total_timesteps=206, exploration_noise=0.0)
+    close(np.quantile(drawn[:200], [0, 0.25, 0.5, 0.75, 1]), [-1, -0.5, 0, 0.5, 1], 0.15)
+    assert (drawn[:200] != 0).all() and (drawn[200:] == 0).all()
+    drawn = explored(script, learning_starts=0, total_timesteps=50, exploration_noise=5.0)
+    assert np.abs(drawn).max() == 1 and drawn.min() == -1
+
+
+def test_gaussian_noise(script):
+    """Fails if it is not white, has another deviation, or is the same for two environments or dimensions."""
+    drawn = explored(script, learning_starts=0, total_timesteps=2400, exploration_noise=0.25, num_envs=2)
+    apart = np.concatenate([drawn[::2], drawn[1::2]], 1)  # the two environments
+    close(apart.std(0), [0.25] * 4, 0.02)
+    assert np.abs(np.corrcoef(apart.T) - np.eye(4)).max() < 0.1
+    assert abs(np.corrcoef(apart[:-1, 0], apart[1:, 0])[0, 1]) < 0.1
 
 
 def test_ornstein_uhlenbeck_noise_settles(script):
@@ -258,11 +266,8 @@ def test_ornstein_uhlenbeck_noise_settles(script):
 
     Fails if training does not carry the noise on from step to step.
     """
-    options = {"noise": "ou", "ou_theta": 0.25, "exploration_noise": 0.1, "learning_starts": 0, "train_frequency": 999}
-    maker = lambda: Walk([(10**6, "truncated")], action_space=ACT)
-    with mock.patch.object(script.ActorCritic, "policy", lambda agent, obs: np.zeros((len(obs), 2))):
-        run = collect(script, maker, **options, total_timesteps=4000, buffer_size=4000)
-    drawn = run.parts["buffer"].actions
+    options = {"noise": "ou", "ou_theta": 0.25, "exploration_noise": 0.1, "learning_starts": 0}
+    drawn = explored(script, **options, total_timesteps=2500)
     assert abs(drawn.std() - 0.1512) < 0.01
     assert abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1] - 0.75) < 0.03
 

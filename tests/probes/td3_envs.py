@@ -101,7 +101,7 @@ def random_batch(script, rng, size=16, obs=3, actions=2):
 
 def play(script, *makers, **settings):
     """Train without a folder. Returns the Run, whose part "buffer" is the ReplayBuffer."""
-    given = {"hidden_sizes": (32, 32), "batch_size": 64, "learning_starts": 100, "buffer_size": 3_000, "gamma": 0.5}
+    given = {"hidden_sizes": (32, 32), "batch_size": 32, "learning_starts": 100, "buffer_size": 3_000, "gamma": 0.5}
     given |= {"tau": 0.02, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
     return rehearse(script, *makers, buffer="ReplayBuffer", loss="polyak", **given | settings)
 
