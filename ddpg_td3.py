@@ -316,10 +316,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = state["size"]
-        self.position = state["position"]
+        self.size = int(state["size"])
+        self.position = int(state["position"])
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = state[name].numpy()
+            getattr(self, name)[: self.size] = np.asarray(state[name])
 
 
 # -------------------------------------------------------------------------------------------- targets and losses
@@ -837,7 +837,9 @@ def make_replay_buffer(args, envs, agent):
         raise UserError(f"buffer_size = {args.buffer_size} is less than batch_size or num_envs = {least}")
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
-    check_memory("the replay buffer", args.buffer_size * (2 * math.prod(space.shape) * size + 13))
+    actions = max(2, math.prod(envs.single_action_space.shape))  # a discrete one has eight bytes
+    row = 2 * math.prod(space.shape) * size + 4 * actions + 5
+    check_memory(f"the replay buffer of --buffer-size {args.buffer_size}", args.buffer_size * row)
     return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 

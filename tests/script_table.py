@@ -331,4 +331,61 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING]}
+UPDATES = "--batch-size 16 --buffer-size 2000 --train-frequency 4 --gradient-steps 1 --hidden-sizes 16"
+UPDATES_LONG = f"{UPDATES} --learning-starts 200 --total-timesteps 12000 --checkpoint-every 480 --eval-episodes 1"
+SWING = "--env-id Pendulum-v1 --max-episode-steps 40"
+DDPG_TD3 = Script(
+    name="ddpg_td3.py",
+    home="--env-id Pendulum-v1 --max-episode-steps 50",
+    fast=f"{UPDATES} --num-envs 4 --learning-starts 96 --eval-episodes 4",  # the actor moves in the last of 1000 steps
+    one=f"{UPDATES} --num-envs 1 --learning-starts 16 --eval-episodes 2",
+    stride=4,
+    explores=True,
+    actions_are="box",
+    kinds=small(
+        f"{UPDATES} --num-envs 2 --learning-starts 16 --buffer-size 50",
+        {
+            "Pendulum, lasting noise, normalised": f"{SWING} --noise ou --normalize-obs --normalize-reward",
+            "DDPG, annealed": f"{SWING} --algorithm ddpg --anneal-lr --max-grad-norm 1 --bf16",
+            "reset not clean": "--env-id run_envs:UncleanBox-v0 --policy-frequency 3",
+            "own wrapper": f"{SWING} --wrappers run_envs.Own",
+            "images": f"{of('MatchBox', observation='channels_last')} --train-frequency 16",
+            "LunarLander": "--env-id LunarLanderContinuous-v3 --max-episode-steps 40 --stop-at-return 10000 "
+            "--train-frequency 1",
+        },
+    ),
+    kills={
+        "Pendulum, lasting noise, normalised": f"{SWING} --noise ou --normalize-obs --normalize-reward {UPDATES_LONG}",
+        "DDPG": f"--env-id Pendulum-v1 --algorithm ddpg --anneal-lr --max-grad-norm 1 --bf16 {UPDATES_LONG}",
+        "LunarLander": f"--env-id LunarLanderContinuous-v3 --policy-frequency 3 {UPDATES_LONG} --num-envs 4",
+        "images": f"{of('MatchBox', observation='channels_last')} {UPDATES_LONG} --train-frequency 16 --num-envs 2 "
+        "--total-timesteps 1600 --checkpoint-every 64",
+        "own wrapper": f"--env-id run_envs:UncleanBox-v0 --wrappers run_envs.Own --normalize-obs {UPDATES_LONG}",
+    },
+    learn="--num-envs 2 --hidden-sizes 32 32 --batch-size 64 --learning-starts 100 --buffer-size 3000 --gamma 0.5 "
+    "--tau 0.02 --actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --exploration-noise 0.3 --total-timesteps 1500 "
+    "--eval-every 100000",
+    learn_images="--actor-learning-rate 3e-4 --critic-learning-rate 1e-3 --batch-size 32 --total-timesteps 1000",
+    actions=words("box integers"),
+    observations=words("dict matrix channels_last discrete multibinary multidiscrete tuple channels_first"),
+    options=lines("""--algorithm ddpg | --target-noise 0 | --no-twin-q | --policy-frequency 1 | --noise-clip 0.01
+        --actor-learning-rate 3e-3 | --critic-learning-rate 3e-3 | --anneal-lr | --gamma 0.9 | --tau 0.5 | --noise ou
+        --exploration-noise 0.5 | --noise ou --ou-theta 0.5 | --critic-hidden-sizes 8 | --critic-hidden-sizes
+        --max-grad-norm 0.01 | --normalize-obs | --normalize-reward | --bf16 | --gradient-steps 2 | --train-frequency 3
+        --batch-size 8 | --buffer-size 64 | --learning-starts 40"""),
+    no_actions=f"{NO_ACTIONS} | discrete dqn.py | multibinary ppo.py | multidiscrete ppo.py",
+    out_of_range="""tau 1.5 | ou-theta -1 | policy-frequency 0 | gradient-steps 0 | train-frequency 0 | batch-size 0
+        buffer-size 0 | exploration-noise -0.1 | max-grad-norm nan | target-noise -1 | noise-clip -1
+        actor-learning-rate -1 | critic-learning-rate nan | hidden-sizes 100000000 | critic-hidden-sizes 0""",
+    refused="""--env-id CartPole-v1 -> Discrete dqn.py ppo.py
+        --env-id run_envs:MatchBox-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
+        --buffer-size 10 --batch-size 11 -> buffer_size 10 11
+        --buffer-size 3 --batch-size 1 --num-envs 4 -> buffer_size 3 4
+        --buffer-size 100000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory
+        --algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2 -> algorithm ddpg td3""",
+    diverges="--critic-learning-rate 1e30",
+    misfits="""--resume run --algorithm ddpg -> algorithm | --resume run --noise ou -> noise
+        --resume run --batch-size 8 -> batch_size | --evaluate run --normalize-obs -> network
+        --evaluate run --no-twin-q -> network | --evaluate run --hidden-sizes 32 -> network""",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DDPG_TD3]}

@@ -153,7 +153,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "self.position = min(self.position + count, self.capacity - 1)",
         "size grows for ever": "min(self.size + count, self.capacity) -> self.size + count",
     },
-    ("ReplayBuffer.load_state_dict", REPLAY): {"place forgotten": 'self.position = state["position"] -> 0'},
+    ("ReplayBuffer.load_state_dict", REPLAY): {"place forgotten": 'self.position = int(state["position"]) -> 0'},
     ("ActorCritic.__init__", loops.test_networks): {
         "one critic is a copy of the other": "append(Critic(observation_space, action_space, critic_sizes)) -> "
         "append(copy.deepcopy(self.critics[0]))",
