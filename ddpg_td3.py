@@ -16,7 +16,7 @@ where Q' and mu' follow Q and mu slowly. The actor finds every error of Q that l
 plus three lines against that: noise on mu'(s') smooths Q', of two critics the lower value counts, and the actor moves
 less often than they do.
 
-    python ddpg_td3.py                                      # Pendulum-v1 with TD3, a few minutes
+    python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
     python ddpg_td3.py --algorithm ddpg                     # without the three lines
     python ddpg_td3.py --evaluate runs/DIR --render         # watch what a run has left behind
 
