@@ -455,7 +455,7 @@ ALGORITHMS = {
     "ddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
 # Settings that learn, per environment. What the user gives wins. docs/ddpg_td3.md says what they were tried on.
-SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
+SMALL = {"algorithm": "td3", "hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
@@ -467,7 +467,7 @@ TUNED = {
                                          "anneal_lr": True, "total_timesteps": 300_000, "eval_every": 5_000,
                                          "eval_episodes": 50, "stop_at_return": 225.0},
     # CleanRL's settings
-    "HalfCheetah-v5": {"learning_starts": 25_000, "total_timesteps": 1_000_000},
+    "HalfCheetah-v5": {"algorithm": "td3", "learning_starts": 25_000, "total_timesteps": 1_000_000},
 }  # fmt: skip
 
 
@@ -477,10 +477,12 @@ def algorithm_settings(args):
     These may have a mixture of their own for one of the algorithms; whoever asks for the other gets that as it is.
     """
     settings = TUNED.get(args.env_id, {})
-    tuned_for = settings.get("algorithm", "td3")
-    if args.algorithm in (None, tuned_for):
-        return {"algorithm": tuned_for} | ALGORITHMS[tuned_for] | settings
-    return settings | {"algorithm": args.algorithm} | ALGORITHMS[args.algorithm]
+    algorithm = args.algorithm or settings.get("algorithm")
+    if algorithm is None:  # neither asked for nor tuned: the plain defaults are TD3's
+        return settings
+    if algorithm == settings.get("algorithm"):
+        return ALGORITHMS[algorithm] | settings
+    return settings | {"algorithm": algorithm} | ALGORITHMS[algorithm]
 
 
 tuned_settings = algorithm_settings  # as the run section calls it

@@ -365,9 +365,8 @@ DDPG_TD3 = Script(
     learn="--num-envs 2 --hidden-sizes 32 32 --batch-size 64 --learning-starts 100 --buffer-size 3000 --gamma 0.5 "
     "--tau 0.02 --actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --exploration-noise 0.3 --total-timesteps 1500 "
     "--eval-every 100000",
-    learn_images="--actor-learning-rate 3e-4 --critic-learning-rate 1e-3 --batch-size 32 --total-timesteps 1000",
     actions=words("box integers"),
-    observations=words("dict matrix channels_last discrete multibinary multidiscrete tuple channels_first"),
+    observations=words("dict matrix discrete multibinary multidiscrete tuple"),  # images: tests/probes
     options=lines("""--algorithm ddpg | --target-noise 0 | --no-twin-q | --policy-frequency 1 | --noise-clip 0.01
         --actor-learning-rate 3e-3 | --critic-learning-rate 3e-3 | --anneal-lr | --gamma 0.9 | --tau 0.5 | --noise ou
         --exploration-noise 0.5 | --noise ou --ou-theta 0.5 | --critic-hidden-sizes 8 | --critic-hidden-sizes
@@ -383,7 +382,7 @@ DDPG_TD3 = Script(
         --buffer-size 3 --batch-size 1 --num-envs 4 -> buffer_size 3 4
         --buffer-size 100000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory
         --algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2 -> algorithm ddpg td3""",
-    diverges="--critic-learning-rate 1e30",
+    diverges="--critic-learning-rate 1e15 --policy-frequency 100000",
     misfits="""--resume run --algorithm ddpg -> algorithm | --resume run --noise ou -> noise
         --resume run --batch-size 8 -> batch_size | --evaluate run --normalize-obs -> network
         --evaluate run --no-twin-q -> network | --evaluate run --hidden-sizes 32 -> network""",

@@ -229,6 +229,7 @@ def test_updates_do_not_depend_on_the_number_of_environments(script, num_envs, t
     )
     updates = gradient_steps * (run.step // train_frequency - 100 // train_frequency)
     assert len(run.figures["critic_loss"]) == updates == run.agent.updates
+    assert run.figures["updates"] == [updates]  # the column of metrics.csv: the last number, not a mean
 
 
 def explored(script, **settings):

@@ -191,9 +191,10 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("ActorCritic.mixed_precision", loops.test_bfloat16): {"never": "enabled=self.bf16 -> enabled=False"},
     ("algorithm_settings", probes.test_algorithm_sets_three_flags_and_what_is_given_wins): {
-        "a tuned mixture for the other algorithm as well": "return settings | -> return settings and",
-        "what is tuned never counts": "ALGORITHMS[tuned_for] | settings -> ALGORITHMS[tuned_for]",
-        "td3 whatever is tuned": '.get("algorithm", "td3") -> .get("algorithms", "td3")',
+        "a tuned mixture for the other algorithm as well": '{"algorithm": algorithm} | ALGORITHMS[algorithm] -> '
+        '{"algorithm": algorithm} | ALGORITHMS[algorithm] | settings',
+        "what is tuned never counts": "ALGORITHMS[algorithm] | settings -> settings | ALGORITHMS[algorithm]",
+        "the tuned algorithm never counts": 'args.algorithm or settings.get("algorithm") -> args.algorithm or "td3"',
     },
     ("check_algorithm", probes.test_an_algorithm_that_the_settings_contradict): {"never": "given == settings -> False"},
 }

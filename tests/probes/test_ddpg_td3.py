@@ -150,7 +150,8 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
     """Fails if TD3 is not DDPG plus three settings, or if they cannot be mixed."""
     tuned = lambda **given: three(script.tuned(**given))
     td3, ddpg = ("td3", 0.2, True, 2), ("ddpg", 0.0, False, 1)
-    assert tuned() == tuned(algorithm="td3") == tuned(env_id="Acrobot-v1") == td3
+    assert tuned() == tuned(algorithm="td3") == tuned(algorithm="td3", env_id="Acrobot-v1") == td3
+    assert tuned(env_id="Acrobot-v1") == (None, *td3[1:])
     assert tuned(algorithm="ddpg") == tuned(algorithm="ddpg", env_id="Acrobot-v1") == ddpg
     lander = {"env_id": "LunarLanderContinuous-v3"}  # tuned: DDPG with noise on the target's actions
     assert tuned(**lander) == tuned(**lander, algorithm="ddpg") == ("ddpg", 0.2, False, 1)
@@ -158,6 +159,9 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
     assert tuned(**lander, policy_frequency=3) == ("ddpg", 0.2, False, 3)
     assert tuned(algorithm="ddpg", twin_q=True) == ("ddpg", 0.0, True, 1)
     assert tuned(target_noise=0.0) == ("td3", 0.0, True, 2)
+    with mock.patch.dict(script.TUNED, {"Acrobot-v1": {"algorithm": "ddpg", "target_noise": 0.1}}):
+        assert tuned(env_id="Acrobot-v1") == ("ddpg", 0.1, False, 1)
+        assert tuned(env_id="Acrobot-v1", algorithm="td3") == td3
     others = [vars(script.tuned(algorithm=name)) for name in ("td3", "ddpg")]
     differing = [name for name in others[0] if others[0][name] != others[1][name]]
     assert differing == ["algorithm", "target_noise", "twin_q", "policy_frequency"]
