@@ -197,9 +197,9 @@ class ActorCritic(nn.Module):
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs), rewards=rewards)
 
     def update_statistics(self, obs, rewards, discounted_returns, reset_rows, gamma):
-        """Add a step of all environments (N, …) to the running statistics. Returns the discounted returns (N,) so far,
+        """Add a step of all environments, each argument (N, …), to the running statistics.
 
-        G_t = r_t + gamma G_{t-1}, from those before the step; they begin anew with each episode.
+        Returns the discounted returns (N,) of the episodes so far, G_t = r_t + gamma G_{t-1}, from those before it.
         """
         discounted_returns = rewards + gamma * discounted_returns
         discounted_returns[reset_rows] = 0
