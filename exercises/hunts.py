@@ -229,7 +229,8 @@ def check_frozen_targets(m, train):
     agent = train(env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
     with torch.no_grad():
         action = torch.zeros(1, 1)
-        value, target = (net(torch.zeros(1, 1), action).min().item() for net in (agent.critics, agent.target_critics))
+        value = min(critic(torch.zeros(1, 1), action).item() for critic in agent.critics)
+        target = min(critic(torch.zeros(1, 1), action).item() for critic in agent.target_critics)
     if not close(value, 1 + 0.9 * target, 0.5):
         return (
             f"where every step pays 1, and targets stay at {target:.2f} because tau is 0, Q has to be about "
@@ -246,9 +247,9 @@ hunt(
     "no difference to them, though it should make a large one.",
     check=check_frozen_targets,
     plant=Plant(
-        "update_networks",
-        "next_values = agent.target_critics(next_obs, next_actions)",
-        "next_values = agent.critics(next_obs, next_actions)",
+        "bellman_targets",
+        "next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]",
+        "next_values = [critic(batch.next_obs, next_actions) for critic in agent.critics]",
     ),
 )
 

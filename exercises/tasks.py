@@ -1281,7 +1281,7 @@ def probe_td3(m, train):
     if score < 0.9:
         return f"who Aims well gets 1; your agent gets {score:.2f}"
     with torch.no_grad():
-        value = trained.agent.critics(tensor([[1.0]]), tensor([[0.5]])).amin().item()
+        value = min(critic(tensor([[1.0]]), tensor([[0.5]])).item() for critic in trained.agent.critics)
     if not 0.7 < value < 1.3:
         return (
             f"the best action in Aim is worth 1 and ends the episode; your critics say {value:.2f}.\n"
@@ -1353,35 +1353,48 @@ exercise(
 )
 
 
+def two_networks():
+    """(target, source): networks whose only parameters are 0, 10 and 1, 20."""
+    import torch
+
+    target, source = (torch.nn.Linear(2, 1, bias=False) for _ in range(2))
+    target.weight.data[:] = tensor([[0.0, 10.0]])
+    source.weight.data[:] = tensor([[1.0, 20.0]])
+    return target, source
+
+
 def moved(*arguments):
-    """(target, source) after one call of polyak."""
+    """The parameters of (target, source) after a call of polyak with each of these tau."""
 
     def call(m):
-        target, source = tensor([0.0, 10.0]), tensor([1.0, 20.0])
+        target, source = two_networks()
         for tau in arguments:
             m.polyak(target, source, tau)
-        return target, source
+        return target.weight.data[0], source.weight.data[0]
 
     return call
 
 
 def shares_memory(m):
     """Whether the target follows its source although nobody moves it any more."""
-    target, source = tensor([0.0, 10.0]), tensor([1.0, 20.0])
+    target, source = two_networks()
     m.polyak(target, source, 1.0)
-    source += 5
-    return target
+    source.weight.data += 5
+    return target.weight.data[0]
 
 
 def probe_polyak(m, train):
+    def differ(networks, others):
+        return any(not close(p.tolist(), q.tolist(), 1e-6) for p, q in zip(networks.parameters(), others.parameters()))
+
     short = {"env_id": "Classroom/Aim-v0", "total_timesteps": 400, "policy_frequency": 1} | SMALL_TD3
     agent = train(tau=1.0, **short).agent
-    if not close(agent.critics.flat.tolist(), agent.target_critics.flat.tolist(), 1e-6):
+    if differ(agent.critics, agent.target_critics):
         return "with tau = 1 the targets are copies, but after a run your target critics differ from the critics"
     agent = train(tau=0.0, **short).agent
     args = m.Args(**short)
     fresh = m.make_agent(args, m.make_envs(args, 1))
-    if not close(agent.target_critics.flat.tolist(), fresh.critics.flat.tolist(), 1e-6):
+    if differ(agent.target_critics, fresh.critics):
         return "with tau = 0 the targets stay what they were, but after a run your target critics have moved"
 
 
@@ -1392,9 +1405,9 @@ exercise(
     blanks=("polyak",),
     difficulty=1,
     minutes=10,
-    task="move the target towards the source. Both are flat vectors of parameters, of which the network's weights are "
-    "views: the numbers have to change in place, and nothing is returned. target.lerp_(…), target.mul_(…).add_(…) and "
-    "target.copy_(…) work in place; target = … gives the name to another tensor.",
+    task="move the target towards the source. Both are networks of the same shape: zip(target.parameters(), "
+    "source.parameters()) gives the pairs. The numbers have to change in place, and nothing is returned. p.lerp_(…), "
+    "p.mul_(…).add_(…) and p.copy_(…) work in place; p = … gives the name to another tensor.",
     cases=[
         Case(
             "target 0, 10, source 1, 20, tau 0.1: (target, source) afterwards",

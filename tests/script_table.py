@@ -57,7 +57,6 @@ class Script:
     teams: bool = False  # it plays PettingZoo's parallel environments: those of run_envs_teams.py
     always: str = ""  # flags that it needs to take the environments of run_envs.py, whatever the test
     names_the_step: bool = True  # with `one`, it sees a NaN in the step that brought it
-    prints: str = ""  # how a line begins that it prints about the environments before anything else
     draws: dict = dataclasses.field(default_factory=dict)  # pictures besides the curve: function(folder, …) -> file
     # Kills. The first is tried in the fast tests too, and around every write.
     kinds: dict  # of state: a name -> flags of a run with two checkpoints, within some tens of milliseconds
@@ -210,7 +209,6 @@ PPO_MASKED = Script(
     fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
     one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
     always="--no-mask",
-    prints="action masks come from",
     kinds=small(
         ON_POLICY,
         {
@@ -219,7 +217,6 @@ PPO_MASKED = Script(
             "own wrapper": "--env-id CartPole-v1 --wrappers run_envs.Own --max-episode-steps 40 --no-mask",
             "V-trace, normalised": f"{TAXI} --estimator vtrace --normalize-reward",
             "naive": f"{TAXI} --naive-mask",
-            "dict of observations": """--env-id masked_envs:Cue-v0 --env-kwargs {"observation":"dict"}""",
         },
     ),
     kills={
@@ -233,7 +230,8 @@ PPO_MASKED = Script(
     actions=words("discrete multidiscrete multibinary"),
     observations=words("matrix discrete multibinary multidiscrete tuple"),
     options=lines("""--estimator vtrace | --estimator vanilla | --clip-vloss --clip-vloss-coef 0.01
-        --target-kl 1e-6 | --normalize-reward | --critic-hidden-sizes 32 | --naive-mask | --no-mask"""),
+        --target-kl 0.001 | --normalize-reward | --critic-hidden-sizes 32 | --clip-reward
+        --naive-mask | --no-mask"""),
     minigrid="--no-mask --eval-episodes 2",
     no_actions=f"{NO_ACTIONS} | box ppo.py",
     out_of_range=BAD_SIZES,
@@ -273,7 +271,7 @@ PPO_RND = Script(
         --no-normalize-intrinsic | --predictor-learning-rate 1e-3 | --predictor-share 1 | --random-steps 0
         --clip-vloss --clip-vloss-coef 0.01 | --critic-hidden-sizes 32 | --normalize-obs | --normalize-reward"""),
     out_of_range=BAD_SIZES
-    + """ | intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
+    + """| intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
         predictor-learning-rate -1""",
     refused=BAD_ROLLOUTS,
     diverges=DIVERGES,
@@ -333,106 +331,60 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-REPLAY = "--batch-size 16 --buffer-size 300 --train-frequency 4 --gradient-steps 1 --target-network-frequency 50"
-REPLAY_LONG = f"{REPLAY} --num-envs 4 --buffer-size 2000 --total-timesteps 20000 --checkpoint-every 800"
-DQN = Script(
-    name="dqn.py",
-    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 32 --learning-rate 0.01 --eval-episodes 4 "
-    "--target-network-frequency 20",
-    one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
+UPDATES = "--batch-size 16 --buffer-size 2000 --train-frequency 4 --gradient-steps 1 --hidden-sizes 16"
+UPDATES_LONG = f"{UPDATES} --learning-starts 200 --total-timesteps 12000 --checkpoint-every 480 --eval-episodes 1"
+SWING = "--env-id Pendulum-v1 --max-episode-steps 40"
+DDPG_TD3 = Script(
+    name="ddpg_td3.py",
+    home="--env-id Pendulum-v1 --max-episode-steps 50",
+    fast=f"{UPDATES} --num-envs 4 --learning-starts 96 --eval-episodes 4",  # the actor moves in the last of 1000 steps
+    one=f"{UPDATES} --num-envs 1 --learning-starts 16 --eval-episodes 2",
     stride=4,
     explores=True,
+    actions_are="box",
     kinds=small(
-        f"{REPLAY} --buffer-size 50 --batch-size 8 --num-envs 2 --learning-starts 16 --hidden-sizes 8",
+        f"{UPDATES} --num-envs 2 --learning-starts 16 --buffer-size 50",
         {
-            "soft target, normalised": "--env-id CartPole-v1 --normalize-obs --tau 0.1 --target-network-frequency 4",
-            "images": f"{KINDS['images']} --train-frequency 16",
-            **{name: flags for name, flags in KINDS.items() if name not in ("images", "stopped early")},
-            "stopped early": "--env-id CartPole-v1 --max-episode-steps 10 --stop-at-return 5 --eval-every 40 "
-            "--total-timesteps 1000000",
+            "Pendulum, lasting noise, normalised": f"{SWING} --noise ou --normalize-obs --normalize-reward",
+            "DDPG, annealed": f"{SWING} --algorithm ddpg --anneal-lr --max-grad-norm 1 --bf16",
+            "reset not clean": "--env-id run_envs:UncleanBox-v0 --policy-frequency 3",
+            "own wrapper": f"{SWING} --wrappers run_envs.Own",
+            "images": f"{of('MatchBox', observation='channels_last')} --train-frequency 16",
+            "LunarLander": "--env-id LunarLanderContinuous-v3 --max-episode-steps 40 --stop-at-return 10000 "
+            "--train-frequency 1",
         },
     ),
     kills={
-        "CartPole": f"--env-id CartPole-v1 {REPLAY_LONG}",
-        "LunarLander, normalised": f"--env-id LunarLander-v3 --normalize-obs --tau 0.01 {REPLAY_LONG}",
-        "images": f"{REPLAY} --num-envs 2 --total-timesteps 1600 --checkpoint-every 64 --learning-starts 64 "
-        f"--train-frequency 16 --eval-episodes 1 {PONG}",
-        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --no-double {REPLAY_LONG}",
+        "Pendulum, lasting noise, normalised": f"{SWING} --noise ou --normalize-obs --normalize-reward {UPDATES_LONG}",
+        "DDPG": f"--env-id Pendulum-v1 --algorithm ddpg --anneal-lr --max-grad-norm 1 --bf16 {UPDATES_LONG}",
+        "LunarLander": f"--env-id LunarLanderContinuous-v3 --policy-frequency 3 {UPDATES_LONG} --num-envs 4",
+        "images": f"{of('MatchBox', observation='channels_last')} {UPDATES_LONG} --train-frequency 16 --num-envs 2 "
+        "--total-timesteps 1600 --checkpoint-every 64",
+        "own wrapper": f"--env-id run_envs:UncleanBox-v0 --wrappers run_envs.Own --normalize-obs {UPDATES_LONG}",
     },
-    learn="--num-envs 8 --learning-rate 3e-3 --gamma 0.5 --hidden-sizes 64 --batch-size 32 --learning-starts 100 "
-    "--train-frequency 4 --target-network-frequency 100 --buffer-size 2000 --end-e 0.5 --gradient-steps 1 "
-    "--total-timesteps 4000 --eval-every 100000",
-    learn_images="--total-timesteps 2500 --learning-rate 5e-4 --train-frequency 8",
-    actions=["discrete"],
-    observations=words("dict matrix channels_last discrete multibinary multidiscrete tuple channels_first"),
-    options=lines("""--no-double | --tau 0.05 --target-network-frequency 2 | --no-anneal-lr | --normalize-obs
-        --gamma 0.9 | --hidden-sizes | --start-e 0.5 | --end-e 0.5 | --exploration-fraction 1 | --max-grad-norm 0.01
-        --gradient-steps 2 | --train-frequency 3 | --target-network-frequency 30 | --batch-size 8 | --buffer-size 64
-        --learning-starts 80"""),
-    minigrid="--eval-episodes 2",
-    no_actions=f"{NO_ACTIONS} | box ppo.py | multibinary ppo.py | multidiscrete ppo.py",
-    out_of_range="""tau 1.5 | start-e 1.5 | end-e -0.1 | exploration-fraction 2 | train-frequency 0 | gradient-steps 0
-        target-network-frequency 0 | batch-size 0 | buffer-size 0 | learning-starts -1 | max-grad-norm nan
-        hidden-sizes 100000000""",
-    refused="""--env-id Pendulum-v1 -> Box Discrete ddpg_td3.py
-        --env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
-        --buffer-size 100 --batch-size 128 -> buffer_size 100 128 | --buffer-size 2 --batch-size 1 -> buffer_size 2 4
-        --buffer-size 1000000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory""",
-    diverges="--learning-rate 1e15 --no-anneal-lr --hidden-sizes 64 64",
-    misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
-        --resume run --buffer-size 400 -> buffer_size | --evaluate run --hidden-sizes 32 -> network""",
+    learn="--num-envs 2 --hidden-sizes 32 32 --batch-size 64 --learning-starts 100 --buffer-size 3000 --gamma 0.5 "
+    "--tau 0.02 --actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --exploration-noise 0.3 --total-timesteps 1500 "
+    "--eval-every 100000",
+    actions=words("box integers"),
+    observations=words("dict matrix discrete multibinary multidiscrete tuple"),  # images: tests/probes
+    options=lines("""--algorithm ddpg | --target-noise 0 | --no-twin-q | --policy-frequency 1 | --noise-clip 0.01
+        --actor-learning-rate 3e-3 | --critic-learning-rate 3e-3 | --anneal-lr | --gamma 0.9 | --tau 0.5 | --noise ou
+        --exploration-noise 0.5 | --noise ou --ou-theta 0.5 | --critic-hidden-sizes 8 | --critic-hidden-sizes
+        --max-grad-norm 0.01 | --normalize-obs | --normalize-reward | --bf16 | --gradient-steps 2 | --train-frequency 3
+        --batch-size 8 | --buffer-size 64 | --learning-starts 40"""),
+    no_actions=f"{NO_ACTIONS} | discrete dqn.py | multibinary ppo.py | multidiscrete ppo.py",
+    out_of_range="""tau 1.5 | ou-theta -1 | policy-frequency 0 | gradient-steps 0 | train-frequency 0 | batch-size 0
+        buffer-size 0 | exploration-noise -0.1 | max-grad-norm nan | target-noise -1 | noise-clip -1
+        actor-learning-rate -1 | critic-learning-rate nan | hidden-sizes 100000000 | critic-hidden-sizes 0""",
+    refused="""--env-id CartPole-v1 -> Discrete dqn.py ppo.py
+        --env-id run_envs:MatchBox-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
+        --buffer-size 10 --batch-size 11 -> buffer_size 10 11
+        --buffer-size 3 --batch-size 1 --num-envs 4 -> buffer_size 3 4
+        --buffer-size 100000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory
+        --algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2 -> algorithm ddpg td3""",
+    diverges="--critic-learning-rate 1e15 --policy-frequency 100000",
+    misfits="""--resume run --algorithm ddpg -> algorithm | --resume run --noise ou -> noise
+        --resume run --batch-size 8 -> batch_size | --evaluate run --normalize-obs -> network
+        --evaluate run --no-twin-q -> network | --evaluate run --hidden-sizes 32 -> network""",
 )
-ALL_OFF = "--no-double --no-prioritized --no-dueling --no-multi-step --no-distributional --no-noisy"
-FRAMES = "--env-id rainbow_envs:Frames-v0 --stacked-frames yes"
-RAINBOW = Script(
-    name="rainbow.py",
-    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4",
-    one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
-    stride=4,
-    explores=True,
-    kinds=small(
-        f"{REPLAY} --buffer-size 50 --batch-size 8 --num-envs 2 --learning-starts 16 --hidden-sizes 8",
-        {
-            "all six": "--env-id CartPole-v1 --normalize-obs",
-            "none": f"--env-id CartPole-v1 {ALL_OFF}",
-            "stacked frames": f"{FRAMES} --train-frequency 16",
-            "often": "--env-id CartPole-v1 --checkpoint-every 10 --n-step 5",  # few windows are closed in time
-            "LunarLander": KINDS["LunarLander"],
-            "own wrapper": KINDS["own wrapper"],
-            "reset not clean": f"{KINDS['reset not clean']} --no-noisy",
-            "stopped early": "--env-id CartPole-v1 --max-episode-steps 10 --stop-at-return 5 --eval-every 40 "
-            "--total-timesteps 1000000",
-        },
-    ),
-    kills={
-        "CartPole": f"--env-id CartPole-v1 {REPLAY_LONG}",
-        "LunarLander, normalised": f"--env-id LunarLander-v3 --normalize-obs --tau 0.01 {REPLAY_LONG}",
-        "stacked frames": f"{REPLAY} --num-envs 2 --total-timesteps 1600 --checkpoint-every 64 --learning-starts 64 "
-        f"--train-frequency 16 --eval-episodes 1 {FRAMES}",
-        "uniform": f"--env-id CartPole-v1 --no-prioritized {REPLAY_LONG}",
-    },
-    learn="--num-envs 8 --learning-rate 3e-3 --gamma 0.5 --hidden-sizes 64 --batch-size 32 --learning-starts 100 "
-    "--train-frequency 4 --target-network-frequency 100 --buffer-size 2000 --gradient-steps 1 --v-min 0 --v-max 1 "
-    "--total-timesteps 4000 --eval-every 100000",
-    learn_images="--total-timesteps 2500 --learning-rate 5e-4 --train-frequency 8",
-    actions=["discrete"],
-    observations=words("dict matrix discrete channels_first"),
-    options=lines("""--no-double | --no-prioritized | --no-dueling | --no-multi-step | --no-distributional | --no-noisy
-        --alpha 1 | --beta 1 | --n-step 5 | --num-atoms 11 | --v-min -10 | --v-max 200 | --sigma 0.1 | --adam-eps 0.01
-        --no-noisy --end-e 0.5 | --tau 0.05 --target-network-frequency 2 | --hidden-sizes | --normalize-obs"""),
-    no_actions=f"{NO_ACTIONS} | box ppo.py | multibinary ppo.py | multidiscrete ppo.py",
-    out_of_range="""tau 1.5 | alpha -0.1 2 | beta 2 | n-step 0 | num-atoms 1 | sigma -1 | adam-eps -1 | start-e 1.5
-        exploration-fraction 2 | train-frequency 0 | gradient-steps 0 | target-network-frequency 0 | batch-size 0
-        buffer-size 0 | learning-starts -1 | max-grad-norm nan | hidden-sizes 100000000 | v-min nan""",
-    refused="""--env-id Pendulum-v1 -> Box Discrete ddpg_td3.py | --v-min 3 --v-max 3 -> v_min v_max
-        --env-id rainbow_envs:Frames-v0 --normalize-obs -> normalize_obs | --stacked-frames yes -> stacked_frames images
-        --env-id rainbow_envs:Frames-v0 --stacked-frames maybe -> stacked-frames maybe
-        --buffer-size 100 --batch-size 128 -> buffer_size 100 128
-        --buffer-size 11 --batch-size 1 --num-envs 4 -> buffer_size 11 12
-        --buffer-size 1000000000000000 -> buffer memory | --hidden-sizes 99999 99999 -> network memory""",
-    diverges="--learning-rate 1e30 --no-anneal-lr --max-grad-norm 1e30",
-    misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
-        --resume run --no-noisy -> noisy | --resume run --n-step 2 -> n_step
-        --evaluate run --no-dueling -> network""",
-)
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DQN, RAINBOW]}
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DDPG_TD3]}

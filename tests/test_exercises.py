@@ -215,7 +215,8 @@ def critic_targets(rewards, next_values, terminated, gamma):
 """,
     "polyak": """
 def polyak(target, source, tau):
-    target.mul_(1 - tau).add_(tau * source)
+    for p, q in zip(target.parameters(), source.parameters()):
+        p.data.mul_(1 - tau).add_(tau * q.data)
 """,
     "es-update": """
 def make_candidates(theta, noise, sigma):
@@ -695,18 +696,14 @@ WRONG = {
         ("forgetting the discount", "gamma * (1", "(1"),
     ],
     "polyak": [
-        (
-            "not changing the target",
-            "target.mul_(1 - tau).add_(tau * source)",
-            "target = (1 - tau) * target + tau * source",
-        ),
-        ("exchanging tau", "    target.mul_", "    tau = 1 - tau; target.mul_"),
-        ("moving the source", "    target.mul_", "    target, source = source, target; target.mul_"),
+        ("not changing the target", "p.data.mul_(1 - tau).add_(tau * q.data)", "p = (1 - tau) * p + tau * q"),
+        ("exchanging tau", "    for p", "    tau = 1 - tau\n    for p"),
+        ("moving the source", "    for p", "    target, source = source, target\n    for p"),
         ("adding a share", ".mul_(1 - tau)", ""),
         (
             "letting target and source share",
-            "    target.mul_(1 - tau).add_(tau * source)",
-            "    _ = target.set_(source) if tau == 1 else target.lerp_(source, tau)",
+            "        p.data.mul_",
+            "        if tau == 1:\n            p.data = q.data\n            continue\n        p.data.mul_",
         ),
     ],
     "es-update": [
