@@ -328,4 +328,54 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING]}
+PAIR = "--population-size 2 --hidden-sizes 4"
+SHORT = "--max-episode-steps 20"
+ES = Script(
+    name="es.py",
+    home="--env-id CartPole-v1 --max-episode-steps 32",
+    fast="--population-size 4 --hidden-sizes 4 --eval-episodes 4",
+    one="--population-size 2 --hidden-sizes 4 --eval-episodes 2",
+    explores=True,
+    names_the_step=False,  # two candidates play side by side
+    kinds=small(
+        PAIR,
+        {
+            "CartPole": f"--env-id CartPole-v1 {SHORT}",
+            "normalised, drawn actions": f"--env-id Pendulum-v1 {SHORT} --normalize-obs --action-noise 0.5",
+            "ARS": f"--env-id LunarLander-v3 {SHORT} --ars --hidden-sizes --episodes-per-candidate 2",
+            "reset not clean": "--env-id run_envs:Unclean-v0 --optimizer ascent",
+            "own wrapper": f"--env-id CartPole-v1 --wrappers run_envs.Own {SHORT}",
+            "generations": f"--env-id CartPole-v1 {SHORT} --num-generations 4",
+        },
+    ),
+    kills={
+        name: f"{flags} --population-size 8 --hidden-sizes 4 --eval-episodes 2"
+        for name, flags in {
+            "CartPole": "--env-id CartPole-v1 --total-timesteps 60000 --checkpoint-every 2400",
+            "Pendulum, ARS": "--env-id Pendulum-v1 --ars --total-timesteps 40000 --checkpoint-every 1600",
+            "LunarLander": "--env-id LunarLander-v3 --normalize-obs --max-episode-steps 120 --total-timesteps 25000 "
+            "--checkpoint-every 1000",
+            "own wrapper": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --total-timesteps 10000 "
+            "--checkpoint-every 400",
+        }.items()
+    },
+    learn="--population-size 32 --hidden-sizes 16 --sigma 0.3 --learning-rate 0.1 --episodes-per-candidate 2 "
+    "--total-timesteps 25000 --eval-every 1000000",
+    actions=words("discrete box integers"),
+    observations=words("dict matrix discrete multibinary multidiscrete tuple"),
+    options=lines("""--fitness standardized | --fitness raw | --elite 0.5 | --optimizer ascent | --weight-decay 0.1
+        --ars | --episodes-per-candidate 2 | --action-noise 0.5 | --normalize-obs | --sigma 0.2"""),
+    minigrid=f"{PAIR} --eval-episodes 2 {SHORT}",
+    no_actions=NO_ACTIONS.replace("1000000000", "memory") + " | multidiscrete ppo.py | multibinary ppo.py",
+    no_observations=f"{NO_OBSERVATIONS} | channels_last ppo.py",
+    out_of_range="""population-size 0 1 -2 1000000000 | episodes-per-candidate 0 | num-generations 0 | sigma 0 nan HUGE
+        learning-rate -1 1e38 | weight-decay -1 | elite 0 1.5 | action-noise -1 | top-directions 0
+        hidden-sizes 0 100000000""",
+    refused="""--population-size 7 -> population_size 7 pairs | --top-directions 4 -> top_directions ars
+        --ars --top-directions 65 -> top_directions 128 | --ars --fitness raw -> ars fitness
+        --ars --elite 0.5 -> ars elite | --hidden-sizes 99999 99999 -> population memory
+        --population-size 2.5 -> population-size | --fitness best -> best | --optimizer lbfgs -> lbfgs""",
+    misfits="""--resume run --sigma 0.5 -> sigma | --resume run --population-size 2 -> population_size
+        --resume run --ars -> ars | --evaluate run --hidden-sizes 32 -> network""",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, ES]}
