@@ -683,7 +683,6 @@ def make_policy(args, envs):
     check_memory("the population", 16 * weights * args.population_size)  # candidates, noise and copies of them
     if args.evaluate and process()[1] > 1:
         raise UserError("--evaluate takes one process: python es.py, without torchrun")
-    torch.set_num_threads(1)  # more would fight over the small matrices
     torch.manual_seed(args.seed)
     agent = Policy(obs_space, action_space, args)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook

@@ -339,7 +339,7 @@ ES = Script(
     name="es.py",
     home="--env-id CartPole-v1 --max-episode-steps 32",
     fast="--population-size 4 --hidden-sizes 4 --eval-episodes 4",
-    one="--population-size 2 --hidden-sizes 4 --eval-episodes 2",
+    one="--population-size 2 --hidden-sizes 4 --eval-episodes 2 --checkpoint-every 400",
     explores=True,
     names_the_step=False,  # two candidates play side by side
     kinds=small(
@@ -364,8 +364,8 @@ ES = Script(
             "--checkpoint-every 400",
         }.items()
     },
-    learn="--population-size 32 --hidden-sizes 16 --sigma 0.3 --learning-rate 0.1 --episodes-per-candidate 2 "
-    "--total-timesteps 25000 --eval-every 1000000",
+    learn="--normalize-obs --population-size 32 --hidden-sizes 16 --sigma 0.3 --learning-rate 0.1 "
+    "--episodes-per-candidate 2 --total-timesteps 20000 --eval-every 1000000",
     actions=words("discrete box integers"),
     observations=words("dict matrix discrete multibinary multidiscrete tuple"),
     options=lines("""--fitness standardized | --fitness raw | --elite 0.5 | --optimizer ascent | --weight-decay 0.1
@@ -378,8 +378,7 @@ ES = Script(
         hidden-sizes 0 100000000""",
     refused="""--population-size 7 -> population_size 7 pairs | --top-directions 4 -> top_directions ars
         --ars --top-directions 65 -> top_directions 128 | --ars --fitness raw -> ars fitness
-        --ars --elite 0.5 -> ars elite | --hidden-sizes 99999 99999 -> population memory
-        --population-size 2.5 -> population-size | --fitness best -> best | --optimizer lbfgs -> lbfgs""",
+        --ars --elite 0.5 -> ars elite | --hidden-sizes 99999 99999 -> population memory""",
     misfits="""--resume run --sigma 0.5 -> sigma | --resume run --population-size 2 -> population_size
         --resume run --ars -> ars | --evaluate run --hidden-sizes 32 -> network""",
 )

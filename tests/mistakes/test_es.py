@@ -11,7 +11,6 @@ from tests.tools import by_name, mutant, passes
 RANKS = partial(by_hand.test_centered_ranks, returns=[5, 5, 1, 9], ranks=[0, 0, -1 / 2, 1 / 2])
 QUADRATIC = {kind: partial(loops.test_gradient_of_a_quadratic, kind=kind) for kind in ("exact", "random")}
 PENDULUM = partial(loops.test_all_at_once_as_one_by_one, name="Pendulum, normalised")
-ACROBOT = partial(loops.test_all_at_once_as_one_by_one, name="Acrobot")
 FORWARD = partial(loops.test_forward, hidden_sizes=(5,))
 SPREAD = {
     name: partial(
@@ -48,9 +47,9 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("shape_fitness", by_hand.test_step): {
         "not standardised": "(returns - returns.mean()) / returns.std() -> returns",
         "sample deviation": "returns.std() -> returns.std(ddof=1)",
-        "mean not taken away": "(returns - returns.mean()) -> returns",
     },
     ("shape_fitness", by_hand.test_fitness): {
+        "mean not taken away": "(returns - returns.mean()) -> returns",
         "eight of 0.07 x 100": "round(elite * len(returns), 6) -> elite * len(returns)",
         "rounded down": "math.ceil -> math.floor",
         "counted from the worst of the elite": "[-best - 1] -> [-best]",
@@ -96,18 +95,18 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "not clipped": "np.clip(x, -10, 10) -> x",
     },
     ("play_candidates", by_hand.test_a_population_of_four): {
+        "plays on after a truncation": "~(terminated | truncated) -> ~terminated",
         "steps of the finished counted": "int(playing.sum()) -> len(playing)",
         "observations of the finished": "seen[playing] += sums_of(obs[playing]) -> seen += sums_of(obs)",
     },
     ("play_candidates", loops.test_native_cartpole_as_one_by_one): {
         "rewards of the finished counted": "rewards * playing -> rewards",
-        "plays on after a truncation": "~(terminated | truncated) -> ~terminated",
     },
-    ("play_candidates", ACROBOT): {
+    ("play_candidates", PENDULUM): {
+        "the last reward lost": "rewards * playing -> rewards * playing * ~truncated",
         "acts on another's observation": "policy.features(obs) -> policy.features(obs[::-1])",
         "acts with another's weights": "policy.layers(candidates) -> policy.layers(candidates[::-1])",
     },
-    ("play_candidates", PENDULUM): {"the last reward lost": "rewards * playing -> rewards * playing * ~truncated"},
     ("play_candidates", loops.test_statistics_hold_every_observation_acted_upon_once): {
         "final observations in the statistics": "outputs = forward -> playing_on = playing.copy()\n"
         "        seen[:, 0] += ~playing[:, None]\n        outputs = forward",
@@ -129,15 +128,15 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("play_generation", SPREAD["Pendulum, normalised"]): {
         "observations of one process": "np.concatenate(all_seen) -> all_seen[0]"
     },
-    ("play_candidates", SPREAD["Acrobot, drawn actions"]): {
+    ("play_candidates", SPREAD["drawn actions"]): {
         "actions drawn by process": "[slots.candidates] -> [: len(candidates)]"
     },
     ("Slots", SPREAD["CartPole"]): {
-        "first states by process": "self.envs.unwrapped.state = self.all_envs.unwrapped.state[:, self.candidates] -> pass"
+        "first states by process": "self.all_envs.unwrapped.state[:, self.candidates] -> self.envs.unwrapped.state"
     },
     ("draw_noise", loops.test_noise_comes_from_its_seeds): {
-        "one generator for all": "np.random.default_rng(seed) -> rng) for rng in [np.random.default_rng(seeds[0])] "
-        "for _ in seeds] or [(0",
+        "one generator for all": "np.random.default_rng(seed).standard_normal(size, np.float32) for seed in seeds -> "
+        "rng.standard_normal(size, np.float32) for rng in [np.random.default_rng(seeds[0])] * len(seeds)",
         "the process's generator": "np.random.default_rng(seed).standard_normal(size, np.float32) -> "
         "np.random.standard_normal(size).astype(np.float32)",
     },
