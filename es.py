@@ -273,14 +273,15 @@ def move_theta(policy, optimizer, returns, noise, args):
     }
 
 
-# ---------------------------------------------------------------------------------------------------- playing
+# -------------------------------------------------------------------------------------------------------- playing
 
 
 def play_candidates(policy, candidates, slots, seeds, rng, args, run):
-    """One episode of each of the n candidates (n, D) that this process plays, side by side, from the first states that
-    `seeds` give. Returns (returns (n,), sums for ObservationStats (n, 3, inputs)).
+    """Play an episode with each of n candidates (n, D), side by side; `run` counts the steps.
 
-    A candidate that has finished is not counted any more, whatever its slot does until the last one has finished.
+    Returns (returns (n,), sums for ObservationStats (n, 3, inputs)). A candidate that has finished is not counted any
+    more, whatever its slot does until the last one has finished. `seeds` say from which states episodes begin, `rng`
+    draws the action noise.
     """
     layers = policy.layers(candidates)
     obs = slots.begin_episode(seeds)
@@ -319,7 +320,7 @@ def play_generation(policy, noise, episode_seeds, slots, args, run):
 
     Each process plays the candidates of its slots, and hears from the others what became of theirs.
     """
-    step = run.step
+    first_step = run.step
     candidates = make_candidates(policy.theta.numpy(), noise[slots.pairs], args.sigma)
     returns = 0.0
     seen = 0.0
@@ -328,10 +329,12 @@ def play_generation(policy, noise, episode_seeds, slots, args, run):
         episode_returns, episode_seen = play_candidates(policy, candidates, slots, seeds, rng, args, run)
         returns = returns + episode_returns / len(episode_seeds)
         seen = seen + episode_seen
-    parts = exchange((returns, seen, run.step - step))  # one from each process, in the order of their candidates
-    all_returns, all_seen, steps = zip(*parts)
-    run.step = step + sum(steps)
-    return np.concatenate(all_returns), np.concatenate(all_seen).sum(0)
+    # A part from each process, in the order of their candidates.
+    parts = exchange({"returns": returns, "seen": seen, "steps": run.step - first_step})
+    run.step = first_step + sum(part["steps"] for part in parts)
+    all_returns = np.concatenate([part["returns"] for part in parts])
+    all_seen = np.concatenate([part["seen"] for part in parts])
+    return all_returns, all_seen.sum(0)
 
 
 # ------------------------------------------------------------------------------------------------------- training

@@ -128,7 +128,7 @@ def main():
     print("|---|---|---|---|---|---|---|")
     for name, hidden_sizes in (("linear", ()), ("64-64", (64, 64))):
         with tempfile.TemporaryDirectory() as folder:
-            args = es.Args(hidden_sizes=hidden_sizes, population_size=POPULATION, progress=False, run_dir=folder)
+            args = es.tuned(hidden_sizes=hidden_sizes, population_size=POPULATION, progress=False, run_dir=folder)
             with open(os.devnull, "w") as quiet:
                 sys.stdout, terminal = quiet, sys.stdout
                 whole_run = es.train(args)["steps_per_second"]

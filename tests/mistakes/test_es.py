@@ -122,11 +122,11 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "all episodes start alike": "slots, seeds, -> slots, episode_seeds[0],",
     },
     ("play_generation", SPREAD["CartPole"]): {
-        "steps of this process": "sum(steps) -> steps[0]",
+        "steps of this process": 'sum(part["steps"] for part in parts) -> parts[0]["steps"]',
         "noise of other pairs": "noise[slots.pairs] -> noise[: len(slots.pairs)]",
     },
     ("play_generation", SPREAD["Pendulum, normalised"]): {
-        "observations of one process": "np.concatenate(all_seen) -> all_seen[0]"
+        "observations of one process": 'np.concatenate([part["seen"] for part in parts]) -> parts[0]["seen"]'
     },
     ("play_candidates", SPREAD["drawn actions"]): {
         "actions drawn by process": "[slots.candidates] -> [: len(candidates)]"
