@@ -277,11 +277,7 @@ hunt(
     hint="theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
     "parameters the policy has, the less it rises.",
     check=check_uphill,
-    plant=Plant(
-        "make_candidates",
-        "return candidates.reshape(-1, len(theta))",
-        "return candidates.swapaxes(0, 1).reshape(-1, len(theta))",
-    ),
+    plant=Plant("make_candidates", "axis=1", "axis=0"),
 )
 
 
@@ -303,7 +299,7 @@ hunt(
     hint="On CartPole-v1 the mean return of the candidates is far above what the evaluations say, from the first "
     "generation on, and all candidates seem to be nearly as good. On Pendulum-v1 nothing is wrong.",
     check=check_counting,
-    plant=Plant("play_candidates", "np.add(returns, rewards, out=returns, where=playing)", "returns += rewards"),
+    plant=Plant("play_candidates", "returns += rewards * playing", "returns += rewards"),
 )
 
 # ----------------------------------------------------------------------------------------------------------- ppod.py

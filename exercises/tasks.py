@@ -1546,7 +1546,7 @@ exercise(
                 ),
                 "giving equal returns the lowest of their ranks": [-1 / 6, -1 / 6, -0.5, 0.5],
             },
-            "what np.unique(…, return_inverse=True, return_counts=True) gives",
+            "how many are smaller, and how many are equal: np.searchsorted(np.sort(returns), returns, side=…) counts",
         ),
         Case(
             "standardised 1, 2, 3, 6",

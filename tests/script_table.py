@@ -57,6 +57,7 @@ class Script:
     teams: bool = False  # it plays PettingZoo's parallel environments: those of run_envs_teams.py
     always: str = ""  # flags that it needs to take the environments of run_envs.py, whatever the test
     names_the_step: bool = True  # with `one`, it sees a NaN in the step that brought it
+    prints: str = ""  # how a line begins that it prints about the environments before anything else
     draws: dict = dataclasses.field(default_factory=dict)  # pictures besides the curve: function(folder, …) -> file
     # Kills. The first is tried in the fast tests too, and around every write.
     kinds: dict  # of state: a name -> flags of a run with two checkpoints, within some tens of milliseconds
@@ -209,6 +210,7 @@ PPO_MASKED = Script(
     fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
     one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
     always="--no-mask",
+    prints="action masks come from",
     kinds=small(
         ON_POLICY,
         {
@@ -217,6 +219,7 @@ PPO_MASKED = Script(
             "own wrapper": "--env-id CartPole-v1 --wrappers run_envs.Own --max-episode-steps 40 --no-mask",
             "V-trace, normalised": f"{TAXI} --estimator vtrace --normalize-reward",
             "naive": f"{TAXI} --naive-mask",
+            "dict of observations": """--env-id masked_envs:Cue-v0 --env-kwargs {"observation":"dict"}""",
         },
     ),
     kills={
@@ -230,8 +233,7 @@ PPO_MASKED = Script(
     actions=words("discrete multidiscrete multibinary"),
     observations=words("matrix discrete multibinary multidiscrete tuple"),
     options=lines("""--estimator vtrace | --estimator vanilla | --clip-vloss --clip-vloss-coef 0.01
-        --target-kl 0.001 | --normalize-reward | --critic-hidden-sizes 32 | --clip-reward
-        --naive-mask | --no-mask"""),
+        --target-kl 1e-6 | --normalize-reward | --critic-hidden-sizes 32 | --naive-mask | --no-mask"""),
     minigrid="--no-mask --eval-episodes 2",
     no_actions=f"{NO_ACTIONS} | box ppo.py",
     out_of_range=BAD_SIZES,
@@ -271,7 +273,7 @@ PPO_RND = Script(
         --no-normalize-intrinsic | --predictor-learning-rate 1e-3 | --predictor-share 1 | --random-steps 0
         --clip-vloss --clip-vloss-coef 0.01 | --critic-hidden-sizes 32 | --normalize-obs | --normalize-reward"""),
     out_of_range=BAD_SIZES
-    + """| intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
+    + """ | intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
         predictor-learning-rate -1""",
     refused=BAD_ROLLOUTS,
     diverges=DIVERGES,
@@ -331,60 +333,53 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-UPDATES = "--batch-size 16 --buffer-size 2000 --train-frequency 4 --gradient-steps 1 --hidden-sizes 16"
-UPDATES_LONG = f"{UPDATES} --learning-starts 200 --total-timesteps 12000 --checkpoint-every 480 --eval-episodes 1"
-SWING = "--env-id Pendulum-v1 --max-episode-steps 40"
-DDPG_TD3 = Script(
-    name="ddpg_td3.py",
-    home="--env-id Pendulum-v1 --max-episode-steps 50",
-    fast=f"{UPDATES} --num-envs 4 --learning-starts 96 --eval-episodes 4",  # the actor moves in the last of 1000 steps
-    one=f"{UPDATES} --num-envs 1 --learning-starts 16 --eval-episodes 2",
-    stride=4,
+PAIR = "--population-size 2 --hidden-sizes 4"
+SHORT = "--max-episode-steps 20"
+ES = Script(
+    name="es.py",
+    home="--env-id CartPole-v1 --max-episode-steps 32",
+    fast="--population-size 4 --hidden-sizes 4 --eval-episodes 4",
+    one="--population-size 2 --hidden-sizes 4 --eval-episodes 2 --checkpoint-every 400",
     explores=True,
-    actions_are="box",
+    names_the_step=False,  # two candidates play side by side
     kinds=small(
-        f"{UPDATES} --num-envs 2 --learning-starts 16 --buffer-size 50",
+        PAIR,
         {
-            "Pendulum, lasting noise, normalised": f"{SWING} --noise ou --normalize-obs --normalize-reward",
-            "DDPG, annealed": f"{SWING} --algorithm ddpg --anneal-lr --max-grad-norm 1 --bf16",
-            "reset not clean": "--env-id run_envs:UncleanBox-v0 --policy-frequency 3",
-            "own wrapper": f"{SWING} --wrappers run_envs.Own",
-            "images": f"{of('MatchBox', observation='channels_last')} --train-frequency 16",
-            "LunarLander": "--env-id LunarLanderContinuous-v3 --max-episode-steps 40 --stop-at-return 10000 "
-            "--train-frequency 1",
+            "CartPole": f"--env-id CartPole-v1 {SHORT}",
+            "normalised, drawn actions": f"--env-id Pendulum-v1 {SHORT} --normalize-obs --action-noise 0.5",
+            "ARS": f"--env-id LunarLander-v3 {SHORT} --ars --hidden-sizes --episodes-per-candidate 2",
+            "reset not clean": "--env-id run_envs:Unclean-v0 --optimizer ascent",
+            "own wrapper": f"--env-id CartPole-v1 --wrappers run_envs.Own {SHORT}",
+            "generations": f"--env-id CartPole-v1 {SHORT} --num-generations 4",
         },
     ),
     kills={
-        "Pendulum, lasting noise, normalised": f"{SWING} --noise ou --normalize-obs --normalize-reward {UPDATES_LONG}",
-        "DDPG": f"--env-id Pendulum-v1 --algorithm ddpg --anneal-lr --max-grad-norm 1 --bf16 {UPDATES_LONG}",
-        "LunarLander": f"--env-id LunarLanderContinuous-v3 --policy-frequency 3 {UPDATES_LONG} --num-envs 4",
-        "images": f"{of('MatchBox', observation='channels_last')} {UPDATES_LONG} --train-frequency 16 --num-envs 2 "
-        "--total-timesteps 1600 --checkpoint-every 64",
-        "own wrapper": f"--env-id run_envs:UncleanBox-v0 --wrappers run_envs.Own --normalize-obs {UPDATES_LONG}",
+        name: f"{flags} --population-size 8 --hidden-sizes 4 --eval-episodes 2"
+        for name, flags in {
+            "CartPole": "--env-id CartPole-v1 --total-timesteps 60000 --checkpoint-every 2400",
+            "Pendulum, ARS": "--env-id Pendulum-v1 --ars --total-timesteps 40000 --checkpoint-every 1600",
+            "LunarLander": "--env-id LunarLander-v3 --normalize-obs --max-episode-steps 120 --total-timesteps 25000 "
+            "--checkpoint-every 1000",
+            "own wrapper": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --total-timesteps 10000 "
+            "--checkpoint-every 400",
+        }.items()
     },
-    learn="--num-envs 2 --hidden-sizes 32 32 --batch-size 64 --learning-starts 100 --buffer-size 3000 --gamma 0.5 "
-    "--tau 0.02 --actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --exploration-noise 0.3 --total-timesteps 1500 "
-    "--eval-every 100000",
-    actions=words("box integers"),
-    observations=words("dict matrix discrete multibinary multidiscrete tuple"),  # images: tests/probes
-    options=lines("""--algorithm ddpg | --target-noise 0 | --no-twin-q | --policy-frequency 1 | --noise-clip 0.01
-        --actor-learning-rate 3e-3 | --critic-learning-rate 3e-3 | --anneal-lr | --gamma 0.9 | --tau 0.5 | --noise ou
-        --exploration-noise 0.5 | --noise ou --ou-theta 0.5 | --critic-hidden-sizes 8 | --critic-hidden-sizes
-        --max-grad-norm 0.01 | --normalize-obs | --normalize-reward | --bf16 | --gradient-steps 2 | --train-frequency 3
-        --batch-size 8 | --buffer-size 64 | --learning-starts 40"""),
-    no_actions=f"{NO_ACTIONS} | discrete dqn.py | multibinary ppo.py | multidiscrete ppo.py",
-    out_of_range="""tau 1.5 | ou-theta -1 | policy-frequency 0 | gradient-steps 0 | train-frequency 0 | batch-size 0
-        buffer-size 0 | exploration-noise -0.1 | max-grad-norm nan | target-noise -1 | noise-clip -1
-        actor-learning-rate -1 | critic-learning-rate nan | hidden-sizes 100000000 | critic-hidden-sizes 0""",
-    refused="""--env-id CartPole-v1 -> Discrete dqn.py ppo.py
-        --env-id run_envs:MatchBox-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
-        --buffer-size 10 --batch-size 11 -> buffer_size 10 11
-        --buffer-size 3 --batch-size 1 --num-envs 4 -> buffer_size 3 4
-        --buffer-size 100000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory
-        --algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2 -> algorithm ddpg td3""",
-    diverges="--critic-learning-rate 1e15 --policy-frequency 100000",
-    misfits="""--resume run --algorithm ddpg -> algorithm | --resume run --noise ou -> noise
-        --resume run --batch-size 8 -> batch_size | --evaluate run --normalize-obs -> network
-        --evaluate run --no-twin-q -> network | --evaluate run --hidden-sizes 32 -> network""",
+    learn="--normalize-obs --population-size 32 --hidden-sizes 16 --sigma 0.3 --learning-rate 0.1 "
+    "--episodes-per-candidate 2 --total-timesteps 20000 --eval-every 1000000",
+    actions=words("discrete box integers"),
+    observations=words("dict matrix discrete multibinary multidiscrete tuple"),
+    options=lines("""--fitness standardized | --fitness raw | --elite 0.5 | --optimizer ascent | --weight-decay 0.1
+        --ars | --episodes-per-candidate 2 | --action-noise 0.5 | --normalize-obs | --sigma 0.2"""),
+    minigrid=f"{PAIR} --eval-episodes 2 {SHORT}",
+    no_actions=NO_ACTIONS.replace("1000000000", "memory") + " | multidiscrete ppo.py | multibinary ppo.py",
+    no_observations=f"{NO_OBSERVATIONS} | channels_last ppo.py",
+    out_of_range="""population-size 0 1 -2 1000000000 | episodes-per-candidate 0 | num-generations 0 | sigma 0 nan HUGE
+        learning-rate -1 1e38 | weight-decay -1 | elite 0 1.5 | action-noise -1 | top-directions 0
+        hidden-sizes 0 100000000""",
+    refused="""--population-size 7 -> population_size 7 pairs | --top-directions 4 -> top_directions ars
+        --ars --top-directions 65 -> top_directions 128 | --ars --fitness raw -> ars fitness
+        --ars --elite 0.5 -> ars elite | --hidden-sizes 99999 99999 -> population memory""",
+    misfits="""--resume run --sigma 0.5 -> sigma | --resume run --population-size 2 -> population_size
+        --resume run --ars -> ars | --evaluate run --hidden-sizes 32 -> network""",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, DDPG_TD3]}
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, ES]}
