@@ -110,44 +110,7 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------------------------- networks
-
-
-def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
-    nn.init.orthogonal_(module.weight, gain)
-    nn.init.zeros_(module.bias)
-    return module
-
-
-def mlp(inputs, hidden_sizes, outputs, gain):
-    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
-    layers = []
-    for size in hidden_sizes:
-        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
-        inputs = size
-    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
-
-
-def categorical(logits, actions, sizes):
-    """Log-probs and entropies, each (B,), of actions (B, factors).
-
-    The factors are independent of each other; the logits (B, sum of sizes) of all of them stand side by side.
-    """
-    log_prob = 0
-    entropy = 0
-    for factor_logits, action in zip(logits.split(sizes, dim=1), actions.split(1, dim=1)):
-        log_probs = factor_logits.log_softmax(1)
-        log_prob = log_prob + log_probs.gather(1, action).squeeze(1)
-        entropy = entropy - (log_probs.exp() * log_probs).sum(1)
-    return log_prob, entropy
-
-
-def gaussian(mean, actions, log_std):
-    """Log-densities and entropies, each (B,), of actions (B, D) before they are clipped to the environment's bounds."""
-    z = (actions - mean) / log_std.exp()
-    log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
-    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
-    return log_density.sum(1), entropy.sum().expand(len(mean))
+# layer, mlp, categorical and gaussian are those of ppo.py and stand below the story.
 
 
 class TeamNetwork(nn.Module):
@@ -161,11 +124,7 @@ class TeamNetwork(nn.Module):
         if recurrent:
             size = self.hidden_size
             self.body = nn.Sequential(mlp(inputs, hidden_sizes[:-1], size, gain=2**0.5), nn.Tanh())
-            self.gru = nn.GRUCell(size, size)
-            nn.init.orthogonal_(self.gru.weight_ih)
-            nn.init.orthogonal_(self.gru.weight_hh)
-            nn.init.zeros_(self.gru.bias_ih)
-            nn.init.zeros_(self.gru.bias_hh)
+            self.gru = gru_cell(size)
             self.head = layer(nn.Linear(size, outputs), gain)
         else:
             self.mlp = mlp(inputs, hidden_sizes, outputs, gain)
@@ -280,8 +239,7 @@ class Team(nn.Module):
         self.args = args
         self.device = device
         self.num_agents = len(action_spaces)
-        agents = list(range(self.num_agents))
-        self.followers = [agents] if args.share_policy else [[i] for i in agents]
+        self.followers = [range(self.num_agents)] if args.share_policy else [[i] for i in range(self.num_agents)]
         obs_sizes = [part.stop - part.start for part in layout.observations]
         self.widest = max(obs_sizes)
         self.actors = nn.ModuleList()
@@ -297,38 +255,20 @@ class Team(nn.Module):
 
     def actor(self, i):
         """The policy that agent i follows."""
-        return self.actors[0] if self.args.share_policy else self.actors[i]
+        return self.actors[i] if len(self.actors) > 1 else self.actors[0]
 
-    # A row is an observation of TeamEnv: [ begins | alive | observations | state | available actions ].
+    def share_obs(self, parts):
+        """What the critic sees: the state (N, S), or with FP a state for each agent, (N, n, S); parts: see split_rows.
 
-    def observations(self, rows):
-        """What each agent observes in rows (N, …): a list of arrays."""
-        return [rows[:, part] for part in self.layout.observations]
-
-    def available_actions(self, rows):
-        """Which actions each agent has in rows (N, …): a list of arrays of 1 and 0, with no columns without masks."""
-        return [rows[:, part] for part in self.layout.available]
-
-    def active_masks(self, rows, masks):
-        """A list of arrays (N, 1): 1 while an agent is alive, but 0 in rows whose mask (N, 1) is 0."""
-        alive = rows[:, self.layout.alive]
-        return [masks * alive[:, [i]] for i in range(self.num_agents)]
-
-    def share_obs(self, rows):
-        """What the critic sees in rows (N, …): the state (N, S), or with FP a state for each agent, (N, n, S).
-
-        That is what the agent observes, as wide as the widest, beside the state of all; zeros once it is dead
-        (arXiv 2103.01955, section 5.5).
+        That is what the agent observes, as wide as the widest, beside the state of all; zeros once it is dead.
         """
-        state = rows[:, self.layout.state]
         if self.args.state_type == "EP":
-            return state
-        share_obs = np.zeros((len(rows), self.num_agents, self.state_size), np.float32)
-        for i, obs in enumerate(self.observations(rows)):
-            share_obs[:, i, : obs.shape[1]] = obs
-            share_obs[:, i, self.widest :] = state
-        alive = rows[:, self.layout.alive]
-        return share_obs * alive[:, :, None]
+            return parts.state
+        share_obs = np.zeros((len(parts.state), self.num_agents, self.state_size), np.float32)
+        for i, obs in enumerate(parts.obs):
+            share_obs[:, i, : obs.shape[1]] = obs * parts.alive[i]
+            share_obs[:, i, self.widest :] = parts.state * parts.alive[i]
+        return share_obs
 
     def sample(self, buffers, t, rng):
         """What all agents do in row t of their buffers: lists of their actions, log-probs and next rnn_states."""
@@ -367,11 +307,11 @@ class Team(nn.Module):
             self.begin_episodes(len(rows))
         self.memory[:, rows[:, 0] == 1] = 0
         masks = np.ones((len(rows), 1), np.float32)
-        obs = self.observations(rows)
-        available_actions = self.available_actions(rows)
+        parts = split_rows(self.layout, rows)
         actions = []
         for i in range(self.num_agents):
-            action, self.memory[i] = self.actor(i).mode(obs[i], self.memory[i], masks, available_actions[i])
+            inputs = parts.obs[i], self.memory[i], masks, parts.available_actions[i]
+            action, self.memory[i] = self.actor(i).mode(*inputs)
             actions.append(action)
         return self.to_env(actions)
 
@@ -566,9 +506,8 @@ class CriticBuffer:
         active = self.active_masks[:-1] > 0
         if not active.any():
             return 0.0
-        returns = self.returns[active]
         errors = self.advantages[active]  # R - V
-        return 1 - errors.var() / (returns.var() + 1e-8)
+        return 1 - errors.var() / (self.returns[active].var() + 1e-8)
 
     def fields(self):
         """What batches consist of, as tensors (T, *streams, …)."""
@@ -830,13 +769,11 @@ def train(args):
             reset_rows = terminated | truncated
             masks = 1 - reset_rows[:, None]
             bad_masks = 1 - (truncated & ~terminated)[:, None]
-            obs = team.observations(rows)
-            available_actions = team.available_actions(rows)
-            active_masks = team.active_masks(rows, masks)
+            parts = split_rows(team.layout, rows)
             for i, buffer in enumerate(actor_buffers):
-                own_masks = masks, active_masks[i], available_actions[i]
-                buffer.insert(obs[i], rnn_states[i], actions[i], log_probs[i], *own_masks)
-            share_obs = team.share_obs(rows)
+                done = rnn_states[i], actions[i], log_probs[i]
+                buffer.insert(parts.obs[i], *done, masks, masks * parts.alive[i], parts.available_actions[i])
+            share_obs = team.share_obs(parts)
             critic_buffer.insert(share_obs, rnn_states_critic, values, rewards[:, None], masks, bad_masks)
 
         next_value, _ = team.values(critic_buffer, -1)
@@ -881,6 +818,54 @@ TUNED = {
 def tuned_settings(args):
     """The settings of TUNED for args.env_id."""
     return TUNED.get(args.env_id, {})
+
+
+def layer(module, gain=2**0.5):
+    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+def mlp(inputs, hidden_sizes, outputs, gain):
+    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
+        inputs = size
+    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
+
+
+def gru_cell(size):
+    """A GRU cell with orthogonal weights and zero biases."""
+    cell = nn.GRUCell(size, size)
+    for weight in (cell.weight_ih, cell.weight_hh):
+        nn.init.orthogonal_(weight)
+    for bias in (cell.bias_ih, cell.bias_hh):
+        nn.init.zeros_(bias)
+    return cell
+
+
+def categorical(logits, actions, sizes):
+    """Log-probs and entropies, each (B,), of actions (B, factors).
+
+    The factors are independent of each other; the logits (B, sum of sizes) of all of them stand side by side.
+    """
+    log_prob = 0
+    entropy = 0
+    for factor_logits, action in zip(logits.split(sizes, dim=1), actions.split(1, dim=1)):
+        log_probs = factor_logits.log_softmax(1)
+        log_prob = log_prob + log_probs.gather(1, action).squeeze(1)
+        entropy = entropy - (log_probs.exp() * log_probs).sum(1)
+    return log_prob, entropy
+
+
+def gaussian(mean, actions, log_std):
+    """Log-densities and entropies, each (B,), of actions (B, D) before they are clipped to the environment's bounds."""
+    z = (actions - mean) / log_std.exp()
+    log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+    return log_density.sum(1), entropy.sum().expand(len(mean))
 
 
 def as_numpy(network, x):
@@ -1432,9 +1417,8 @@ def make_team(args, envs):
     layout = envs.get_attr("layout")[0]
     obs_sizes = [part.stop - part.start for part in layout.observations]
     if max(obs_sizes) > 10_000 or min(obs_sizes) == 0:
-        raise UserError(
-            f"{args.env_id} has observations of {obs_sizes} numbers; this script needs vectors of 1 to 10,000"
-        )
+        wanted = "vectors of 1 to 10,000 numbers"
+        raise UserError(f"{args.env_id} has observations of {obs_sizes} numbers; this script needs {wanted}")
     for space in action_spaces:
         kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete
         if not isinstance(space, kinds) or not 0 < sum(output_sizes(space)) <= 100_000:
@@ -1455,8 +1439,7 @@ def make_team(args, envs):
     numbers = 2 * sum(obs_sizes) + state_size * (len(obs_sizes) if args.state_type == "FP" else 1)
     check_memory("a rollout", args.num_steps * args.num_envs * 4 * (numbers + 20 * len(obs_sizes)))
     torch.manual_seed(args.seed)
-    team = Team(layout, action_spaces, args, device)
-    return team
+    return Team(layout, action_spaces, args, device)
 
 
 make_agent = make_team  # as the run section calls it
@@ -1475,27 +1458,40 @@ def check_batches(args):
         raise UserError(f"{what} do not divide into {args.num_minibatches} equal minibatches")
 
 
+RowParts = namedtuple("RowParts", "obs available_actions alive state")
+
+
+def split_rows(layout, rows):
+    """What stands in rows (N, …) of TeamEnvs: the state (N, S), all else as lists over agents.
+
+    These are observations (N, …), available actions (N, choices), 1 or 0, and alive (N, 1), 1 or 0.
+    """
+    obs = [rows[:, part] for part in layout.observations]
+    available_actions = [rows[:, part] for part in layout.available]
+    alive = [rows[:, [column]] for column in range(layout.alive.start, layout.alive.stop)]
+    return RowParts(obs, available_actions, alive, rows[:, layout.state])
+
+
 def make_buffers(args, team, rows):
     """([an OnPolicyActorBuffer for each agent], the critic's buffer), whose first row holds rows (N, …) of TeamEnvs."""
     T, N = args.num_steps, args.num_envs
+    parts = split_rows(team.layout, rows)
     gae_lambda = args.gae_lambda if args.gae else None
     more = team.state_size, team.critic.hidden_size, team.device, args.gamma, gae_lambda
     if args.state_type == "EP":
         critic_buffer = OnPolicyCriticBufferEP(T, N, *more)
     else:
         critic_buffer = OnPolicyCriticBufferFP(T, N, team.num_agents, *more)
-    critic_buffer.share_obs[0] = team.share_obs(rows)
+    critic_buffer.share_obs[0] = team.share_obs(parts)
     actor_buffers = []
-    obs = team.observations(rows)
-    available_actions = team.available_actions(rows)
-    active_masks = team.active_masks(rows, np.ones((N, 1), np.float32))
     for i in range(team.num_agents):
         actor = team.actor(i)
-        sizes = obs[i].shape[1], actor.action_space, available_actions[i].shape[1], actor.network.hidden_size
+        choices = parts.available_actions[i].shape[1]
+        sizes = parts.obs[i].shape[1], actor.action_space, choices, actor.network.hidden_size
         buffer = OnPolicyActorBuffer(T, N, *sizes, team.device)
-        buffer.obs[0] = obs[i]
-        buffer.available_actions[0] = available_actions[i]
-        buffer.active_masks[0] = active_masks[i]
+        buffer.obs[0] = parts.obs[i]
+        buffer.available_actions[0] = parts.available_actions[i]
+        buffer.active_masks[0] = parts.alive[i]
         actor_buffers.append(buffer)
     return actor_buffers, critic_buffer
 
