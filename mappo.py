@@ -1073,6 +1073,9 @@ class TeamEnv(gym.Env):
             if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as turn-based games have it
                 masked = True
                 space = space["observation"]
+            if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
+                wanted = "what makes a vector of 1 to 10,000 numbers: use --wrappers"
+                raise UserError(f"{env}: {name} observes {space}; this script needs {wanted}")
             self.spaces.append(space)
 
         own_state_size = self.own_state_size()
@@ -1416,9 +1419,6 @@ def make_team(args, envs):
     action_spaces = envs.single_action_space.spaces
     layout = envs.get_attr("layout")[0]
     obs_sizes = [part.stop - part.start for part in layout.observations]
-    if max(obs_sizes) > 10_000 or min(obs_sizes) == 0:
-        wanted = "vectors of 1 to 10,000 numbers"
-        raise UserError(f"{args.env_id} has observations of {obs_sizes} numbers; this script needs {wanted}")
     for space in action_spaces:
         kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete
         if not isinstance(space, kinds) or not 0 < sum(output_sizes(space)) <= 100_000:
