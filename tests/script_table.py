@@ -371,8 +371,8 @@ MAPPO = Script(
     "--ent-coef 0 --total-timesteps 4000 --eval-every 100000",
     actions=words("discrete box integers multidiscrete"),
     observations=words("dict matrix discrete multibinary multidiscrete tuple"),
-    options=lines("""--no-share-policy | --no-share-policy --happo | --state-type FP | --recurrent | --no-gae | --gae-lambda 0
-        --recurrent --data-chunk-length 0 | --no-value-norm | --no-clip-vloss | --clip-vloss-coef 0.01
+    options=lines("""--no-share-policy | --no-share-policy --happo | --state-type FP | --recurrent | --no-gae
+        --gae-lambda 0 | --recurrent --data-chunk-length 0 | --no-value-norm | --no-clip-vloss | --clip-vloss-coef 0.01
         --huber-delta 0.01 | --ent-coef 0.1 | --critic-hidden-sizes 32 | --no-anneal-lr | --clip-coef 0.01
         --max-grad-norm 0.1"""),
     no_actions=f"{NO_ACTIONS} | multibinary MultiBinary",
@@ -390,6 +390,7 @@ MAPPO = Script(
     diverges="--learning-rate 1e30 --no-anneal-lr --no-clip-vloss --max-grad-norm 1e15",
     misfits="""--resume run --num-envs 8 -> num_envs | --resume run --state-type FP -> state_type
         --resume run --happo --no-share-policy -> happo share_policy | --evaluate run --hidden-sizes 32 -> network
-        --evaluate run --recurrent -> network | --evaluate run --env-id mpe2.simple_v3 --env-kwargs {} -> simple_spread""",
+        --evaluate run --recurrent -> network
+        --evaluate run --env-id mpe2.simple_v3 --env-kwargs {} -> simple_spread""",
 )
 SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MAPPO]}
