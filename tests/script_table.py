@@ -333,53 +333,63 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-PAIR = "--population-size 2 --hidden-sizes 4"
-SHORT = "--max-episode-steps 20"
-ES = Script(
-    name="es.py",
-    home="--env-id CartPole-v1 --max-episode-steps 32",
-    fast="--population-size 4 --hidden-sizes 4 --eval-episodes 4",
-    one="--population-size 2 --hidden-sizes 4 --eval-episodes 2 --checkpoint-every 400",
-    explores=True,
-    names_the_step=False,  # two candidates play side by side
+SPREAD = '--env-id mpe2.simple_spread_v3 --env-kwargs {"N":2}'
+TEAMS = "--num-envs 2 --num-steps 25 --num-minibatches 1 --update-epochs 2"
+LONG_TEAMS = "--num-envs 4 --num-steps 25 --num-minibatches 2 --update-epochs 2 --eval-episodes 2"
+LONG_TEAMS += " --total-timesteps 12000 --checkpoint-every 450"
+MAPPO = Script(
+    name="mappo.py",
+    home=SPREAD,
+    fast="--num-envs 4 --num-steps 25 --num-minibatches 2 --update-epochs 2 --eval-episodes 4",
+    one="--num-envs 1 --num-steps 25 --num-minibatches 1 --update-epochs 2 --eval-episodes 2",
+    teams=True,
     kinds=small(
-        PAIR,
+        TEAMS,
         {
-            "CartPole": f"--env-id CartPole-v1 {SHORT}",
-            "normalised, drawn actions": f"--env-id Pendulum-v1 {SHORT} --normalize-obs --action-noise 0.5",
-            "ARS": f"--env-id LunarLander-v3 {SHORT} --ars --hidden-sizes --episodes-per-candidate 2",
-            "reset not clean": "--env-id run_envs:Unclean-v0 --optimizer ascent",
-            "own wrapper": f"--env-id CartPole-v1 --wrappers run_envs.Own {SHORT}",
-            "generations": f"--env-id CartPole-v1 {SHORT} --num-generations 4",
+            "recurrent, FP": f"{SPREAD} --recurrent --state-type FP --data-chunk-length 5",
+            "HAPPO, continuous": "--env-id mpe2.simple_spread_v3 --happo --no-share-policy "
+            '--env-kwargs {"N":2,"continuous_actions":true}',
+            "messages": "--env-id mpe2.simple_reference_v3 --max-episode-steps 11 --recurrent --data-chunk-length 0",
+            "different agents": "--env-id mpe2.simple_speaker_listener_v4",
+            "processes": f"{SPREAD} --async-envs",
+            "own wrapper": "--env-id run_envs_teams:Endless --wrappers run_envs_teams.Own --max-episode-steps 40",
+            "reset not clean": "--env-id run_envs_teams:Unclean --no-value-norm",
+            "stopped early": f"{SPREAD} --stop-at-return -1000 --max-episode-steps 3 --total-timesteps 1000000",
         },
     ),
     kills={
-        name: f"{flags} --population-size 8 --hidden-sizes 4 --eval-episodes 2"
-        for name, flags in {
-            "CartPole": "--env-id CartPole-v1 --total-timesteps 60000 --checkpoint-every 2400",
-            "Pendulum, ARS": "--env-id Pendulum-v1 --ars --total-timesteps 40000 --checkpoint-every 1600",
-            "LunarLander": "--env-id LunarLander-v3 --normalize-obs --max-episode-steps 120 --total-timesteps 25000 "
-            "--checkpoint-every 1000",
-            "own wrapper": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --total-timesteps 10000 "
-            "--checkpoint-every 400",
-        }.items()
+        "spread": f"{SPREAD} {LONG_TEAMS}",
+        "recurrent, FP": f"{SPREAD} --recurrent --state-type FP --data-chunk-length 5 {LONG_TEAMS}",
+        "HAPPO, continuous": '--env-id mpe2.simple_spread_v3 --env-kwargs {"N":2,"continuous_actions":true} --happo '
+        f"--no-share-policy {LONG_TEAMS}",
+        "messages": f"--env-id mpe2.simple_reference_v3 --max-episode-steps 11 {LONG_TEAMS}",
+        "processes": f"{SPREAD} --async-envs {LONG_TEAMS}",
+        "own wrapper": "--env-id run_envs_teams:Endless --wrappers run_envs_teams.Own --max-episode-steps 40 "
+        f"--recurrent {LONG_TEAMS}",
     },
-    learn="--normalize-obs --population-size 32 --hidden-sizes 16 --sigma 0.3 --learning-rate 0.1 "
-    "--episodes-per-candidate 2 --total-timesteps 20000 --eval-every 1000000",
-    actions=words("discrete box integers"),
+    learn="--num-envs 8 --num-steps 32 --num-minibatches 4 --update-epochs 4 --learning-rate 5e-3 --gamma 0.5 "
+    "--ent-coef 0 --total-timesteps 4000 --eval-every 100000",
+    actions=words("discrete box integers multidiscrete"),
     observations=words("dict matrix discrete multibinary multidiscrete tuple"),
-    options=lines("""--fitness standardized | --fitness raw | --elite 0.5 | --optimizer ascent | --weight-decay 0.1
-        --ars | --episodes-per-candidate 2 | --action-noise 0.5 | --normalize-obs | --sigma 0.2"""),
-    minigrid=f"{PAIR} --eval-episodes 2 {SHORT}",
-    no_actions=NO_ACTIONS.replace("1000000000", "memory") + " | multidiscrete ppo.py | multibinary ppo.py",
-    no_observations=f"{NO_OBSERVATIONS} | channels_last ppo.py",
-    out_of_range="""population-size 0 1 -2 1000000000 | episodes-per-candidate 0 | num-generations 0 | sigma 0 nan HUGE
-        learning-rate -1 1e38 | weight-decay -1 | elite 0 1.5 | action-noise -1 | top-directions 0
-        hidden-sizes 0 100000000""",
-    refused="""--population-size 7 -> population_size 7 pairs | --top-directions 4 -> top_directions ars
-        --ars --top-directions 65 -> top_directions 128 | --ars --fitness raw -> ars fitness
-        --ars --elite 0.5 -> ars elite | --hidden-sizes 99999 99999 -> population memory""",
-    misfits="""--resume run --sigma 0.5 -> sigma | --resume run --population-size 2 -> population_size
-        --resume run --ars -> ars | --evaluate run --hidden-sizes 32 -> network""",
+    options=lines("""--no-share-policy | --no-share-policy --happo | --state-type FP | --recurrent | --no-gae
+        --gae-lambda 0 | --recurrent --data-chunk-length 0 | --no-value-norm | --no-clip-vloss | --clip-vloss-coef 0.01
+        --huber-delta 0.01 | --ent-coef 0.1 | --critic-hidden-sizes 32 | --no-anneal-lr | --clip-coef 0.01
+        --max-grad-norm 0.1"""),
+    no_actions=f"{NO_ACTIONS} | multibinary MultiBinary",
+    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box | channels_last 10,000",
+    out_of_range="""num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
+        ent-coef nan | huber-delta 0 | critic-hidden-sizes -3 | hidden-sizes 100000000 | data-chunk-length -1""",
+    refused="""--num-envs 3 --num-steps 5 --num-minibatches 4 -> 15 4 minibatches | --happo -> --no-share-policy
+        --num-steps 1000000000 -> rollout memory | --hidden-sizes 99999 99999 -> network memory
+        --recurrent --data-chunk-length 7 -> 7 num_steps 25 | --env-id mpe2.simple_spred_v3 -> simple_spread_v3
+        --env-id mpe2.simple_speaker_listener_v4 --share-policy -> --no-share-policy
+        --env-id CartPole-v1 -> CartPole-v1 mpe2.simple_spread_v3 | --wrappers no.such.Wrapper -> no.such.Wrapper
+        --env-kwargs {nonsense -> env_kwargs | --env-kwargs [1] -> env_kwargs | --env-kwargs DEEP -> env_kwargs
+        --env-kwargs {"M":3} -> M | --env-id run_envs_teams:Unpicturable --capture-video -> Unpicturable
+        --env-id run_envs_teams:Blind --capture-video -> Blind""",
+    misfits="""--resume run --num-envs 8 -> num_envs | --resume run --state-type FP -> state_type
+        --resume run --happo --no-share-policy -> happo share_policy | --evaluate run --hidden-sizes 32 -> network
+        --evaluate run --recurrent -> network
+        --evaluate run --env-id mpe2.simple_v3 --env-kwargs {} -> simple_spread""",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, ES]}
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MAPPO]}
