@@ -144,12 +144,11 @@ class Agents(nn.Module):
         self.state_size = layout.state.stop - layout.state.start
         if args.state_type == "FP":  # an agent's critic sees the agent's observation as well
             self.state_size += max(self.obs_sizes)
-        sizes = list(zip(self.obs_sizes, self.action_sizes))
-        if args.share_policy:  # one network stands n times in the list
-            actors = [relu_network(sizes[0][0], args.hidden_sizes, sizes[0][1])] * self.num_agents
-        else:
-            actors = [relu_network(inputs, args.hidden_sizes, outputs) for inputs, outputs in sizes]
-        self.actors = nn.ModuleList(actors)
+        self.actors = nn.ModuleList()
+        for inputs, outputs in zip(self.obs_sizes, self.action_sizes):
+            self.actors.append(relu_network(inputs, args.hidden_sizes, outputs))
+        if args.share_policy:  # the list then holds one and the same network n times
+            self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
         self.critics1 = self.make_critics(args)
         self.critics2 = self.make_critics(args) if args.twin_q else nn.ModuleList()
         self.target_actors = copy.deepcopy(self.actors)

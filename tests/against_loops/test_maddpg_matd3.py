@@ -248,6 +248,26 @@ def test_training_equals_that_of_the_twin(script, case):
         close(twin.weights(), Twin(after, run.args).weights(), 3e-5)
 
 
+@pytest.mark.parametrize("state_type", ["EP", "FP"])
+@pytest.mark.parametrize("share_policy", [False, True])
+def test_which_networks_there_are(script, state_type, share_policy):
+    """Fails if networks share weights that should not, or do not that should; if twins begin alike, or targets do not
+    begin as what they follow.
+    """
+    more = {"state_type": state_type, "share_policy": share_policy, "num_envs": 2, "hidden_sizes": (8,)}
+    args = script.Args(env_id=f"{ENVS}:Chance", env_kwargs='{"alike": true, "agents": 3}', **more)
+    agents = script.make_agent(args, script.make_envs(args, 2))
+    assert len(agents.actors) == 3 and len(set(map(id, agents.actors))) == (1 if share_policy else 3)
+    assert len(agents.critics1) == len(agents.critics2) == (3 if state_type == "FP" and not share_policy else 1)
+    kinds = "actors critics1 critics2 target_actors target_critics1 target_critics2".split()
+    weights = {kind: [p for p in getattr(agents, kind).parameters()] for kind in kinds}
+    assert len({p.data_ptr() for ps in weights.values() for p in ps}) == sum(map(len, weights.values()))
+    for kind in kinds[:3]:
+        assert all(torch.equal(p, q) for p, q in zip(weights[kind], weights[f"target_{kind}"], strict=True))
+    firsts = [network[0].weight for kind in kinds[:3] for network in dict.fromkeys(getattr(agents, kind))]
+    assert not any(p.shape == q.shape and torch.equal(p, q) for p, q in itertools.combinations(firsts, 2))
+
+
 @pytest.mark.parametrize("discrete, state_type", [(False, "EP"), (False, "FP"), (True, "FP")])
 def test_nobody_learns_from_what_the_dead_did(script, discrete, state_type):
     """Fails if an agent's actor, or with FP its critic, learns from what happened in steps that it took no part in."""
@@ -408,6 +428,7 @@ def test_deaths_and_ends_are_stored(script, state_type):
         close(stored(run, "dones")[:, 0], [0, 0, 1, 0, 1, 0, 1])
         close(stored(run, "terms")[:, 0], [0, 0, 0, 0, 1, 0, 0])
         close(stored(run, "share_obs")[:, 0], [[1, t] for t in range(3)] + [[2, 0], [2, 1], [3, 0], [3, 1]])
+        close(stored(run, "next_share_obs")[:, 0], [[1, t + 1] for t in range(3)] + [[2, 1], [2, 2], [3, 1], [3, 2]])
     else:
         close(stored(run, "rewards"), [[1, 2], [1, 0], [1, 0], [1, 2], [1, 2], [1, 2], [0, 2]])
         close(stored(run, "dones"), [[0, 1], [0, 1], [1, 1], [0, 0], [1, 1], [1, 0], [1, 1]])
