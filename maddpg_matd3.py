@@ -14,8 +14,8 @@ uphill, the others doing what they did:
     y = r + gamma Q'(s', mu'^1(o'^1), …, mu'^n(o'^n)),      L(Q) = E[ (Q(s, a^1, …, a^n) - y)^2 ],
     J(mu^i) = E[ Q(s, a^1, …, mu^i(o^i), …, a^n) ]          (arXiv 1706.02275, eqs. 6 and 5)
 
-where Q' and mu' follow Q and mu slowly. MATD3 is MADDPG plus TD3's three lines: of two critics the lower value counts,
-actors move less often than critics, noise on mu'(o') smooths Q'. Discrete actions are drawn by Gumbel-softmax.
+where Q' and mu' follow Q and mu slowly. MATD3 is MADDPG plus TD3's three lines: noise on mu'(o') smooths Q', of two
+critics the lower value counts, actors move less often than critics. Discrete actions are drawn by Gumbel-softmax.
 
     python maddpg_matd3.py                                                   # three agents spread over three landmarks
     python maddpg_matd3.py --env-id mpe2.simple_speaker_listener_v4 --algorithm maddpg
@@ -86,10 +86,10 @@ class Args:
     progress: bool = True  # show the progress bar
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # says what the next three are, if they are not given as well
+    target_noise: float = 0.2  # deviation of the noise on the target's continuous actions
     twin_q: bool = True  # two critics, of whose target values the lower one counts
     policy_frequency: int = 2  # critic updates per update of the actors and of all targets
-    target_noise: float = 0.2  # deviation of the noise on the target's continuous actions
-    noise_clip: float = 0.5  # bound of that noise
+    noise_clip: float = 0.5  # bound of the noise on the target's continuous actions
     state_type: Literal["EP", "FP"] = "EP"  # one critic of the summed reward, or one per agent, of the agent's own
     share_policy: bool = False  # one actor (and with FP, one critic) for all agents, or one for each
     actor_learning_rate: float = 1e-3  # of Adam
@@ -115,8 +115,8 @@ class Args:
 # ------------------------------------------------------------------------------------------------------- networks
 
 
-def relu_network(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; weights as nn.Linear draws them."""
+def uniform_mlp(inputs, hidden_sizes, outputs):
+    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear and DDPG's paper have it."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -146,25 +146,26 @@ class Agents(nn.Module):
             self.state_size += max(self.obs_sizes)
         self.actors = nn.ModuleList()
         for inputs, outputs in zip(self.obs_sizes, self.action_sizes):
-            self.actors.append(relu_network(inputs, args.hidden_sizes, outputs))
+            self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
         if args.share_policy:  # the list then holds one and the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics1 = self.make_critics(args)
-        self.critics2 = self.make_critics(args) if args.twin_q else nn.ModuleList()
+        self.critics = nn.ModuleList([self.new_critics(args)])
+        if args.twin_q:  # with weights of their own: copies of the first would stay that for ever
+            self.critics.append(self.new_critics(args))
         self.target_actors = copy.deepcopy(self.actors)
-        self.target_critics1 = copy.deepcopy(self.critics1)
-        self.target_critics2 = copy.deepcopy(self.critics2)
+        self.target_critics = copy.deepcopy(self.critics)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))  # of the critics, so far
         self.to(device)
 
-    def make_critics(self, args):
-        """One critic for all agents, or one for each."""
+    def new_critics(self, args):
+        """A list of one critic for all agents, or, with FP, of one for each."""
         inputs = self.state_size + sum(self.action_sizes)
         hidden_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
         count = self.num_agents if args.state_type == "FP" and not args.share_policy else 1
-        return nn.ModuleList(relu_network(inputs, hidden_sizes, 1) for _ in range(count))
+        return nn.ModuleList(uniform_mlp(inputs, hidden_sizes, 1) for _ in range(count))
 
     def values(self, critics, states, actions):
-        """Q(s, a^1, …, a^n), (R, 1), of states (R, S) and a list over agents of actions, (R, A_i) or (B, A_i).
+        """Q(s, a^1, …, a^n), (R,), of states (R, S) and a list over agents of actions, (R, A_i) or (B, A_i).
 
         With FP, rows are those of the first agent, then those of the second one, and so on: each agent's critic takes
         its own. If all of them are to judge the same actions, these are given once.
@@ -172,7 +173,7 @@ class Agents(nn.Module):
         together = torch.cat(actions, dim=1)
         together = together.repeat(len(states) // len(together), 1)
         inputs = torch.cat([states, together], dim=1).chunk(len(critics))
-        return torch.cat([critic(part) for critic, part in zip(critics, inputs)])
+        return torch.cat([critic(part) for critic, part in zip(critics, inputs)]).squeeze(1)
 
     def choose(self, actors, obs, available, rng):
         """(actions, outputs): what the actors do, and what goes into tanh or Gumbel-softmax for it. Lists of tensors.
@@ -494,12 +495,15 @@ def smoothed(actions, noise, clip):
 
 
 def critic_targets(rewards, next_values, terminated, gamma):
-    """y = r + gamma Q'(s', a'), each (B, 1); nothing follows termination   (arXiv 1706.02275, eq. 6)."""
-    return rewards + gamma * next_values * ~terminated
+    """y (B,) from target values (K, B): y = r + gamma min_k Q'_k(s', a')   (arXiv 1802.09477, eq. 10).
+
+    Nothing follows termination. With K = 1 it is DDPG's target (arXiv 1509.02971, algorithm 1).
+    """
+    return rewards + gamma * next_values.amin(0) * ~terminated
 
 
 def valid_mean(x, valid):
-    """Mean over the rows (R, 1) whose mask is 1; 0 if there are none."""
+    """Mean over the rows (R,) whose mask is 1; 0 if there are none."""
     return (x * valid).sum() / valid.sum().clamp(min=1)
 
 
@@ -525,30 +529,29 @@ def polyak(target, source, tau):
 
 
 def matd3_targets(agents, batch, args, rng):
-    """What Q(s, a^1, …, a^n) should be, (G·B, 1). MADDPG's is r + gamma Q'; MATD3 adds the first two of TD3's lines."""
-    next_actions, _ = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
-    if args.target_noise > 0 and not agents.discrete:  # Q' is smoothed (draws of discrete actions smooth it anyway)
-        noises = [args.target_noise * agents.normal(action.shape, rng) for action in next_actions]
-        next_actions = [smoothed(action, noise, args.noise_clip) for action, noise in zip(next_actions, noises)]
-    next_values = agents.values(agents.target_critics1, batch.next_share_obs, next_actions)
-    if args.twin_q:  # of two critics, the lower value counts (arXiv 1802.09477, eq. 10)
-        other_values = agents.values(agents.target_critics2, batch.next_share_obs, next_actions)
-        next_values = torch.min(next_values, other_values)
-    return critic_targets(batch.rewards, next_values, batch.terms, batch.gammas)
+    """What the critics learn, y (G·B,): the targets' value of what follows, with the first two of TD3's three lines."""
+    with torch.no_grad():
+        next_actions, _ = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
+        if args.target_noise > 0 and not agents.discrete:  # TD3, line 1: target policy smoothing
+            for i, actions in enumerate(next_actions):
+                noise = args.target_noise * agents.normal(actions.shape, rng)
+                next_actions[i] = smoothed(actions, noise, args.noise_clip)
+        # TD3, line 2: clipped double Q. There are two critics (MADDPG: one), and the lower value counts.
+        next_values = [agents.values(critics, batch.next_share_obs, next_actions) for critics in agents.target_critics]
+        rewards = batch.rewards.squeeze(1)
+        terminated = batch.terms.squeeze(1)
+        gammas = batch.gammas.squeeze(1)
+        return critic_targets(rewards, torch.stack(next_values), terminated, gammas)
 
 
 def critics_loss(agents, batch, targets):
     """(loss, mean value): the mean squared error of Q, summed over twins   (arXiv 1706.02275, eq. 6)."""
-    valid = torch.ones_like(batch.rewards)
+    values = torch.stack([agents.values(critics, batch.share_obs, batch.actions) for critics in agents.critics])
+    errors = ((values - targets) ** 2).sum(0)
+    valid = torch.ones_like(errors)
     if agents.args.state_type == "FP":  # an agent's critic learns nothing from steps in which the agent was dead
-        valid = batch.valid_transitions
-    values = agents.values(agents.critics1, batch.share_obs, batch.actions)
-    loss = valid_mean((values - targets) ** 2, valid)
-    if agents.args.twin_q:
-        other_values = agents.values(agents.critics2, batch.share_obs, batch.actions)
-        loss = loss + valid_mean((other_values - targets) ** 2, valid)
-        values = (values + other_values) / 2
-    return loss, values.detach().mean()
+        valid = batch.valid_transitions.squeeze(1)
+    return valid_mean(errors, valid), values.detach().mean()
 
 
 def actors_loss(agents, batch, rng):
@@ -557,36 +560,38 @@ def actors_loss(agents, batch, rng):
     states = batch.share_obs
     if agents.args.state_type == "EP":  # the same states in each agent's turn; with FP, each agent has its own
         states = states.repeat(agents.num_agents, 1)
-    values = agents.values(agents.critics1, states, in_turn(own, batch.actions))
-    squares = torch.cat([(output**2).mean(1, keepdim=True) for output in outputs])
-    valid = batch.valid_transitions  # nobody learns from what happened when it was dead
+    values = agents.values(agents.critics[0], states, in_turn(own, batch.actions))
+    squares = torch.cat([(output**2).mean(1) for output in outputs])
+    valid = batch.valid_transitions.squeeze(1)  # nobody learns from what happened when it was dead
     return -valid_mean(values, valid), valid_mean(squares, valid)
 
 
 # ------------------------------------------------------------------------------------------------------- training
 
 
-def updates_due(first_step, last_step, args):
-    """Numbers of the critic updates that fall due in these steps: gradient_steps every train_frequency steps."""
-    numbers = []
-    for step in range(first_step, last_step + 1):
-        if step >= max(args.learning_starts, args.batch_size) and step % args.train_frequency == 0:
-            first = step // args.train_frequency * args.gradient_steps
-            numbers += range(first, first + args.gradient_steps)
-    return numbers
+def updates_due(step_before, step, args):
+    """How many critic updates fall due with the steps after `step_before`, up to and with `step`.
+
+    They are counted over all environments, so that their number does not depend on that of the environments.
+    """
+    due = 0
+    for taken in range(step_before + 1, step + 1):
+        enough = taken > max(args.learning_starts, args.batch_size)
+        if enough and taken % args.train_frequency == 0:
+            due += args.gradient_steps
+    return due
 
 
 def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
+    check_algorithm(args)
     envs = make_envs(args, args.num_envs)
     agents = make_agent(args, envs)
     buffer = make_off_policy_buffer(args, agents)
-    actor_parameters = list(agents.actors.parameters())
-    critic_parameters = [*agents.critics1.parameters(), *agents.critics2.parameters()]
-    actor_optimizer = Adam(actor_parameters, lr=args.actor_learning_rate)
-    critic_optimizer = Adam(critic_parameters, lr=args.critic_learning_rate)
-    parts = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer, "buffer": buffer}
+    actor_optimizer = Adam(agents.actors.parameters(), lr=args.actor_learning_rate)
+    critic_optimizer = Adam(agents.critics.parameters(), lr=args.critic_learning_rate)
+    parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
     run = Run(args, agents, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True, **parts)
 
     while not run.is_finished():
@@ -595,44 +600,42 @@ def train(args):
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.cut()
         if args.anneal_lr:
-            share = 1 - run.step / args.total_timesteps
-            actor_optimizer.param_groups[0]["lr"] = share * args.actor_learning_rate
-            critic_optimizer.param_groups[0]["lr"] = share * args.critic_learning_rate
-
+            actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
+            critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
+        step_before = run.step
         if run.step < args.learning_starts:
             actions = agents.random_actions(rows, rng)
         else:
             actions = agents.explore(rows, args.exploration_noise, rng)
         result = envs.step(agents.to_env(actions))
         store_step(buffer, agents, rows, reset_rows, actions, result)
-        first_step = run.step + 1
         rows, rewards, terminated, truncated, _ = result
         run.count(rows, rewards, terminated | truncated, reset_rows)
         reset_rows = terminated | truncated
 
-        for update in updates_due(first_step, run.step, args):
+        for _ in range(updates_due(step_before, run.step, args)):
+            agents.updates += 1
             batch = buffer.sample(args.batch_size, rng)
-            with torch.no_grad():
-                targets = matd3_targets(agents, batch, args, rng)
-            critic_loss, value_mean = critics_loss(agents, batch, targets)
+            targets = matd3_targets(agents, batch, args, rng)
+            loss, value_mean = critics_loss(agents, batch, targets)
             critic_optimizer.zero_grad()
-            critic_loss.backward()
+            loss.backward()
             if args.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(critic_parameters, args.max_grad_norm)
+                nn.utils.clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm)
             critic_optimizer.step()
-            run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
-
-            if update % args.policy_frequency == 0:  # TD3's last line: the actors wait, and so do all targets
+            run.log(critic_loss=loss.detach(), value_mean=value_mean)
+            if agents.updates % args.policy_frequency == 0:  # TD3, line 3: delayed updates of actors and all targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
+                loss = actor_loss + args.output_penalty * squares
                 actor_optimizer.zero_grad()
-                (actor_loss + args.output_penalty * squares).backward(inputs=actor_parameters)
+                loss.backward(inputs=list(agents.actors.parameters()))  # no gradient for the critics, which stay
                 if args.max_grad_norm is not None:
-                    nn.utils.clip_grad_norm_(actor_parameters, args.max_grad_norm)
+                    nn.utils.clip_grad_norm_(agents.actors.parameters(), args.max_grad_norm)
                 actor_optimizer.step()
                 polyak(agents.target_actors, agents.actors, args.tau)
-                polyak(agents.target_critics1, agents.critics1, args.tau)
-                polyak(agents.target_critics2, agents.critics2, args.tau)
+                polyak(agents.target_critics, agents.critics, args.tau)
                 run.log(actor_loss=actor_loss.detach())
+        run.figures["updates"] = [agents.updates]  # the last number counts, not the mean
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
@@ -644,13 +647,13 @@ RANGES = dict.fromkeys(COUNTS, (1, 1e15))
 RANGES |= {"gamma": (0, 1), "tau": (0, 1), "gumbel_temperature": (1e-3, 1e15)}
 RANGES |= {"hidden_sizes": (1, 1e5), "critic_hidden_sizes": (1, 1e5)}
 # The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
-FIGURES = ["critic_loss", "value_mean", "actor_loss"]
+FIGURES = ["updates", "critic_loss", "value_mean", "actor_loss"]
 CURVE = ["critic_loss", "actor_loss"]
 
 # What makes MATD3 of MADDPG: settings of three flags, each of which can also be given by itself.
 ALGORITHMS = {
-    "matd3": {"twin_q": True, "policy_frequency": 2, "target_noise": 0.2},
-    "maddpg": {"twin_q": False, "policy_frequency": 1, "target_noise": 0.0},
+    "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
+    "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
 # Settings that learn, per environment. What the user gives wins. docs/maddpg_matd3.md says which were confirmed.
 PARTICLES = {"env_kwargs": '{"continuous_actions": true}', "num_envs": 8, "gamma": 0.95, "tau": 0.01}
@@ -669,6 +672,15 @@ def matd3_settings(args):
 
 
 tuned_settings = matd3_settings  # as the run section calls it
+
+
+def check_algorithm(args):
+    """UserError if --algorithm is not what the settings say: in Args(algorithm="ddpg"), or beside --config."""
+    for name, settings in ALGORITHMS.items():
+        given = {key: getattr(args, key) for key in settings}
+        if args.algorithm not in (None, name) and given == settings:
+            wanted = " ".join(as_flags(ALGORITHMS[args.algorithm]))
+            raise UserError(f"algorithm is {args.algorithm}, but the settings are those of {name}: give {wanted}")
 
 
 def make_agents(args, envs):

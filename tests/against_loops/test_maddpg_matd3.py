@@ -138,9 +138,8 @@ class Twin:
         self.args, self.n, self.discrete = args, agents.num_agents, agents.discrete
         agents = copy.deepcopy(agents)
         self.networks = {
-            "actors": [agents.actors], "critics": [agents.critics1, agents.critics2][: 1 + args.twin_q],
-            "slow actors": [agents.target_actors],
-            "slow critics": [agents.target_critics1, agents.target_critics2][: 1 + args.twin_q],
+            "actors": [agents.actors], "critics": agents.critics,
+            "slow actors": [agents.target_actors], "slow critics": agents.target_critics,
         }  # fmt: skip
         self.adam = {}
         for name, rate in (("actors", args.actor_learning_rate), ("critics", args.critic_learning_rate)):
@@ -216,7 +215,7 @@ class Twin:
         return torch.cat([p.detach().flatten() for network in networks for p in network.parameters()])
 
 
-MADDPG = {"twin_q": False, "policy_frequency": 1, "target_noise": 0.0}
+MADDPG = {"algorithm": "maddpg", "twin_q": False, "policy_frequency": 1, "target_noise": 0.0}
 ALIKE, DISCRETE = {"alike": True}, {"discrete": True}
 TWINS = {  # (arguments of the environment, settings)
     "MATD3": ({}, {}),
@@ -233,17 +232,22 @@ TWINS = {  # (arguments of the environment, settings)
 }
 
 
-@pytest.mark.parametrize("case", TWINS)
+OFTEN = ("MATD3", "MADDPG", "shared, FP", "discrete, FP")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in TWINS]
+)
 def test_training_equals_that_of_the_twin(script, case):
     """Fails if the targets, losses or steps of a training are not those of the twin, or if their order is another."""
     kwargs, more = TWINS[case]
     fast = {"tau": 0.1, "actor_learning_rate": 1e-2, "total_timesteps": 62}
     run = rehearse(script, env_kwargs=json.dumps(kwargs), **fast | more)
-    numbers = script.updates_due(1, 62, run.args)
-    assert len(numbers) == len(run.calls) >= 8
+    assert script.updates_due(0, 62, run.args) == len(run.calls) == run.agent.updates >= 8
+    assert len(run.agent.critics) == 1 + run.args.twin_q
     twin = Twin(run.calls[0][0], run.args)
     following = [agents for agents, _, _ in run.calls[1:]] + [run.agent]
-    for number, (_, batch, rng), after in zip(numbers, run.calls, following):
+    for number, ((_, batch, rng), after) in enumerate(zip(run.calls, following), 1):
         twin.update(batch, number, rng)
         close(twin.weights(), Twin(after, run.args).weights(), 3e-5)
 
@@ -258,14 +262,16 @@ def test_which_networks_there_are(script, state_type, share_policy):
     args = script.Args(env_id=f"{ENVS}:Chance", env_kwargs='{"alike": true, "agents": 3}', **more)
     agents = script.make_agent(args, script.make_envs(args, 2))
     assert len(agents.actors) == 3 and len(set(map(id, agents.actors))) == (1 if share_policy else 3)
-    assert len(agents.critics1) == len(agents.critics2) == (3 if state_type == "FP" and not share_policy else 1)
-    kinds = "actors critics1 critics2 target_actors target_critics1 target_critics2".split()
-    weights = {kind: [p for p in getattr(agents, kind).parameters()] for kind in kinds}
+    critics = 3 if state_type == "FP" and not share_policy else 1
+    assert [len(twin) for twin in agents.critics] == [critics, critics]
+    kinds = "actors critics target_actors target_critics".split()
+    weights = {kind: list(getattr(agents, kind).parameters()) for kind in kinds}
+    assert len(weights["actors"]) == 4 * len(set(agents.actors)) and len(weights["critics"]) == 4 * 2 * critics
     assert len({p.data_ptr() for ps in weights.values() for p in ps}) == sum(map(len, weights.values()))
-    for kind in kinds[:3]:
+    for kind in kinds[:2]:
         assert all(torch.equal(p, q) for p, q in zip(weights[kind], weights[f"target_{kind}"], strict=True))
-    firsts = [network[0].weight for kind in kinds[:3] for network in dict.fromkeys(getattr(agents, kind))]
-    assert not any(p.shape == q.shape and torch.equal(p, q) for p, q in itertools.combinations(firsts, 2))
+    every = weights["actors"] + weights["critics"]
+    assert not any(p.shape == q.shape and torch.equal(p, q) for p, q in itertools.combinations(every, 2))
 
 
 @pytest.mark.parametrize("discrete, state_type", [(False, "EP"), (False, "FP"), (True, "FP")])
@@ -273,7 +279,7 @@ def test_nobody_learns_from_what_the_dead_did(script, discrete, state_type):
     """Fails if an agent's actor, or with FP its critic, learns from what happened in steps that it took no part in."""
     kwargs = json.dumps({"discrete": discrete})
     agents, batch, rng = rehearse(script, env_kwargs=kwargs, state_type=state_type, total_timesteps=40).calls[-1]
-    dead = batch.valid_transitions[:, 0].reshape(2, -1) == 0
+    dead = batch.valid_transitions.reshape(2, -1) == 0
     assert dead.any()
     gradients = []
     for garbage in (0, 3):
@@ -282,12 +288,12 @@ def test_nobody_learns_from_what_the_dead_did(script, discrete, state_type):
         if state_type == "FP":
             batch.share_obs[dead.flatten()] -= garbage
             batch.rewards[dead.flatten()] += garbage
-        targets = script.matd3_targets(agents, batch, agents.args, copy.deepcopy(rng)).detach()
+        targets = script.matd3_targets(agents, batch, agents.args, copy.deepcopy(rng))
         losses = [
             script.critics_loss(agents, batch, targets)[0],
             *script.actors_loss(agents, batch, copy.deepcopy(rng)),
         ]
-        parameters = [*agents.critics1.parameters(), *agents.actors.parameters()]
+        parameters = [*agents.critics.parameters(), *agents.actors.parameters()]
         gradients.append(torch.cat([p.flatten() for p in torch.autograd.grad(sum(losses), parameters)]))
     assert torch.equal(*gradients) and gradients[0].any()
 
