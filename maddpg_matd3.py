@@ -689,12 +689,11 @@ def make_agents(args, envs):
     layout = envs.get_attr("layout")[0]
     kind = spaces.Discrete if isinstance(action_spaces[0], spaces.Discrete) else spaces.Box
     for space in action_spaces:
-        if not isinstance(space, kind) or (kind is spaces.Box and not np.isfinite([space.low, space.high]).all()):
-            wanted = "bounded Box actions, or Discrete ones, of all agents alike"
+        fits = isinstance(space, kind) and 0 < spaces.flatdim(space) <= 100_000
+        if not fits or (kind is spaces.Box and not np.isfinite([space.low, space.high]).all()):
+            wanted = "bounded Box actions, or Discrete ones (100,000 at most), of all agents alike"
             raise UserError(f"{args.env_id} has {space}; this script needs {wanted}: use mappo.py")
     sizes = {part.stop - part.start for part in layout.observations}
-    if max(sizes) > 10_000:
-        raise UserError(f"{args.env_id} has observations of {max(sizes)} numbers; vectors are needed: use --wrappers")
     if args.share_policy and (len(sizes) > 1 or any(space != action_spaces[0] for space in action_spaces)):
         raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
     device = choose_device(args)
@@ -838,6 +837,9 @@ class TeamEnv(gym.Env):
             if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as turn-based games have it
                 masked = True
                 space = space["observation"]
+            if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
+                wanted = "what makes a vector of 1 to 10,000 numbers: use --wrappers"
+                raise UserError(f"{env}: {name} observes {space}; this script needs {wanted}")
             self.spaces.append(space)
 
         own_state_size = self.own_state_size()

@@ -96,6 +96,21 @@ class Uneven(Duet):
         return spaces.Discrete(2) if agent == "b" else super().action_space(agent)
 
 
+class Nobody(Duet):
+    """A game that nobody plays."""
+
+    def start(self):
+        self.agents = []
+
+
+class Absent(Duet):
+    """A game in which b takes part, but is given no observation when an episode begins."""
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        return {"a": obs["a"]}, infos
+
+
 class Integers(Duet):
     """Whole numbers from 0 to 4 are asked for; the best are those that a's and b's signs say: 3 or 1, and 0 or 4."""
 
