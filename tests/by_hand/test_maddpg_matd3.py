@@ -17,11 +17,9 @@ def fill(buffer, rewards, dones, terms=None, valid=None, first=0):
     """Insert rewards and ends (T, N, G). Step t of environment e, with the number x = t N + e, begins in state x and
     ends in x + 0.5; agent i observes 1000 i + x, and does -x. Available are t's last binary digit, and 1.
     """
-    rewards, dones = np.array(rewards, float), np.array(dones)
-    terms = dones if terms is None else np.array(terms)
-    T, N, G = rewards.shape
-    n = len(buffer.obs)
-    valid = np.ones((T, N, n)) if valid is None else np.array(valid)
+    (T, N, G), n = np.shape(rewards), len(buffer.obs)
+    terms = dones if terms is None else terms
+    rewards, valid = np.array(rewards, float), np.array(np.ones((T, N, n)) if valid is None else valid)
     for t in range(T):
         x = ((first + t) * N + np.arange(N))[:, None].astype(float)
         state = lambda y: np.repeat(y[:, None], G, 1)
@@ -33,14 +31,13 @@ def fill(buffer, rewards, dones, terms=None, valid=None, first=0):
 
 def new_buffer(script, kind, capacity, num_envs, num_agents, n_step):
     """An empty buffer with gamma = 1/2."""
-    buffer_class = getattr(script, f"OffPolicyBuffer{kind}")
     sizes = 1, list(range(1, num_agents + 1)), [1] * num_agents, [2] * num_agents
-    return buffer_class(capacity, num_envs, *sizes, n_step, gamma=0.5)
+    return getattr(script, f"OffPolicyBuffer{kind}")(capacity, num_envs, *sizes, n_step, gamma=0.5)
 
 
-REWARDS = np.reshape([1, 10, 2, 20, 3, 30, 4, 40], (4, 2, 1))
-DONES = np.reshape([0, 0, 1, 0, 0, 1, 0, 0], (4, 2, 1)) > 0
-TERMS = np.reshape([0, 0, 1, 0, 0, 0, 0, 0], (4, 2, 1)) > 0
+by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
+REWARDS = by_slot(1, 10, 2, 20, 3, 30, 4, 40)
+DONES, TERMS = by_slot(0, 0, 1, 0, 0, 1, 0, 0) > 0, by_slot(0, 0, 1, 0, 0, 0, 0, 0) > 0
 
 
 @pytest.mark.parametrize("agents", [1, 2])
@@ -75,9 +72,8 @@ def test_three_steps(script, agents):
         close(batch.actions[i], -column(*range(8)))
         close(batch.available_actions[i][:, 0], np.arange(8) // 2 % 2)
         close(batch.next_available_actions[i][:, 0], (last[:, 0] // 2 + 1) % 2)
-    rewards, terms, gammas = batch.rewards[:, 0], batch.terms[:, 0], batch.gammas[:, 0]
-    targets = script.critic_targets(rewards, torch.full((1, 8), 8.0), terms, gammas)
-    close(targets, [2, 28.5, 2, 37, 7, 34, 8, 44])
+    columns = batch.rewards[:, 0], torch.full((1, 8), 8.0), batch.terms[:, 0], batch.gammas[:, 0]
+    close(script.critic_targets(*columns), [2, 28.5, 2, 37, 7, 34, 8, 44])
 
 
 def test_the_ring_is_full(script):
@@ -88,7 +84,7 @@ def test_the_ring_is_full(script):
     """
     buffer = new_buffer(script, "EP", 8, 2, 1, n_step=3)
     fill(buffer, REWARDS, DONES, TERMS)
-    fill(buffer, [[[5], [50]]], [[[False], [False]]], first=4)
+    fill(buffer, by_slot(5, 50), by_slot(0, 0) > 0, first=4)
     batch = buffer.get(np.array([2, 3, 4, 5, 6, 7, 0, 1]))
     close(batch.rewards[:, 0], [2, 35, 6.25, 30, 6.5, 65, 5, 50])
     close(batch.gammas[:, 0], [0.5, 0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5])
@@ -120,16 +116,13 @@ def test_rows_that_reset_and_restarts(script):
     10 and 30, follow one another in slots 1 and 3. Then all begin anew: 30 and 4 are the last of their windows.
     """
     buffer = new_buffer(script, "EP", 8, 2, 1, n_step=2)
-    valid = [[[1], [1]], [[1], [0]], [[1], [1]]]
-    dones = np.array([[[0], [1]], [[0], [0]], [[0], [0]]]) > 0
     buffer.cut()  # of nothing, there is nothing to cut
-    fill(buffer, [[[1], [10]], [[2], [0]], [[4], [30]]], dones, valid=valid)
-    assert buffer.sizes.tolist() == [3, 2]
+    fill(buffer, by_slot(1, 10, 2, 0, 4, 30), by_slot(0, 1, 0, 0, 0, 0) > 0, valid=by_slot(1, 1, 1, 0, 1, 1))
     batch = buffer.get(np.array([0, 2, 4, 1, 3]))
     close(batch.rewards[:, 0], [2, 4, 4, 10, 30])
     close(batch.share_obs[:, 0], [0, 2, 4, 1, 5])
     buffer.cut()
-    fill(buffer, [[[100], [100]]], [[[False], [False]]], first=3)
+    fill(buffer, by_slot(100, 100), by_slot(0, 0) > 0, first=3)
     batch = buffer.get(np.array([2, 4, 1, 3, 5]))
     close(batch.rewards[:, 0], [4, 4, 10, 30, 100])
     close(batch.terms[:, 0], [0, 0, 1, 0, 0])  # cut, but not terminated: Q' counts
@@ -137,10 +130,8 @@ def test_rows_that_reset_and_restarts(script):
 
 def test_whose_turn_it_is(script):
     """Two agents did 1 and 2, and would now do 10 and 20: (10, 2) in the first's turn, then (1, 20)."""
-    together = script.in_turn(
-        [torch.tensor([[10.0]]), torch.tensor([[20.0]])], [torch.ones(1, 1), torch.ones(1, 1) * 2]
-    )
-    close(torch.cat(together, 1), [[10, 2], [1, 20]])
+    did, would = [torch.tensor([[x]]) for x in (1, 2)], [torch.tensor([[x]]) for x in (10, 20)]
+    close(torch.cat(script.in_turn(would, did), dim=1), [[10, 2], [1, 20]])
 
 
 def test_gumbel_softmax(script):
@@ -151,8 +142,7 @@ def test_gumbel_softmax(script):
     logits = torch.tensor([1.0, 3.0]).log().requires_grad_()
     draw = script.gumbel_softmax(logits, torch.tensor([1.0, 0.0]), 2.0)
     close(draw, [0, 1])
-    (gradient,) = torch.autograd.grad(5 * draw[0], logits)
-    close(gradient, [0.624620, -0.624620])
+    close(torch.autograd.grad(5 * draw[0], logits)[0], [0.624620, -0.624620])
 
 
 def test_td3_target(script):
@@ -163,13 +153,11 @@ def test_td3_target(script):
     y = script.critic_targets(torch.ones(2), torch.tensor([[2.0, 2], [3, 3]]), torch.tensor([False, True]), 0.9)
     close(y, [2.8, 1])
     target, source = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    for p, q in zip(target.parameters(), source.parameters()):
-        p.data.zero_(), q.data.fill_(1)
+    target.weight.data.fill_(0), source.weight.data.fill_(1)
     script.polyak(target, source, 0.01)
     close(target.weight, [[0.01]])
     args = script.Args(learning_starts=5, batch_size=10, train_frequency=4, gradient_steps=2)
-    assert script.updates_due(0, 20, args) == 3 * 2
-    assert script.updates_due(12, 15, args) == 0
+    assert script.updates_due(0, 20, args) == 3 * 2 and script.updates_due(12, 15, args) == 0
 
 
 LAYOUT = SimpleNamespace(alive=slice(1, 3), observations=[slice(3, 5), slice(5, 7)], state=slice(3, 7),
@@ -184,27 +172,26 @@ def test_an_update(script):
     Actors: J = 1/2 ( Q(s, tanh w^1, 1) + Q(s, 0.5, tanh w^2) ), so d(-J)/dw^1 = -2 / 2 (1 - tanh(w^1)^2), and for the
     other + 3 / 2 (…): each sees the old action of the other.
     """
-    more = {"twin_q": False, "target_noise": 0.0, "hidden_sizes": ()}
-    agents = script.Agents(LAYOUT, [spaces.Box(-1, 1, (2,))] * 2, script.Args(**more))
+    args = script.Args(twin_q=False, target_noise=0.0, hidden_sizes=())
+    agents = script.Agents(LAYOUT, [spaces.Box(-1, 1, (2,))] * 2, args)
     for p in agents.parameters():
         p.data.zero_()
     agents.actors[0][0].weight.data[0, 0] = 0.3
     agents.actors[1][0].weight.data[0, 0] = -0.2
     agents.critics[0][0][0].weight.data[0, [0, 4, 6]] = torch.tensor([1.0, 2, -3])  # state (4), a (2), b (2)
     agents.target_critics[0][0][0].weight.data[0, [0, 4]] = torch.tensor([4.0, 1])
-    one, false, masks = torch.ones(1, 1), torch.zeros(1, 1) > 0, [torch.zeros(1, 0) > 0] * 2
+    one, no, masks = torch.ones(1, 1), torch.zeros(1, 1) > 0, [torch.zeros(1, 0) > 0] * 2
     state, obs = torch.tensor([[1.0, 0, 0, 0]]), [torch.tensor([[1.0, 0]])] * 2
     actions = [torch.tensor([[0.5, 0]]), torch.tensor([[1.0, 0]])]
-    batch = script.OffPolicyBatch(
-        state, obs, actions, masks, one, false, torch.ones(2, 1), false, 2 * state, obs, masks, one / 4
-    )
-    targets = script.matd3_targets(agents, batch, agents.args, None)
+    valid = torch.ones(2, 1)
+    batch = script.OffPolicyBatch(state, obs, actions, masks, one, no, valid, no, 2 * state, obs, masks, one / 4)
+    targets = script.matd3_targets(agents, batch, args, None)
     close(targets, [3])
     loss, value = script.critics_loss(agents, batch, targets)
     loss.backward()
     close(torch.stack([loss, value]), [16, -1])
-    close(agents.critics[0][0][0].weight.grad, [[-8, 0, 0, 0, -4, 0, -8, 0]])
-    close(agents.critics[0][0][0].bias.grad, [-8])
+    critic = agents.critics[0][0][0]
+    close(torch.cat([critic.weight.grad[0], critic.bias.grad]), [-8, 0, 0, 0, -4, 0, -8, 0, -8])
     loss, _ = script.actors_loss(agents, batch, None)
     loss.backward()
     squashed = np.tanh([0.3, -0.2])

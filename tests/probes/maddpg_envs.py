@@ -96,6 +96,22 @@ class Uneven(Duet):
         return spaces.Discrete(2) if agent == "b" else super().action_space(agent)
 
 
+class Pay(Duet):
+    """One step, whatever is done: each gets 1, "b" twice as much. `end` says how it ends; always the same to see."""
+
+    end = "terminated"
+
+    def observe(self, agent):
+        return np.zeros(1, np.float32)
+
+    def play(self, actions):
+        return 1.0, self.end == "terminated", self.end == "truncated"
+
+    def step(self, actions):
+        obs, rewards, *ends = super().step(actions)
+        return obs, {"a": 1.0, "b": 2.0}, *ends
+
+
 class Nobody(Duet):
     """A game that nobody plays."""
 
