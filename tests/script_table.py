@@ -347,7 +347,6 @@ MADDPG_MATD3 = Script(
             "--max-grad-norm 0.5",
             "discrete MADDPG": f"{SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
             "reset not clean, wrapped": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
-            "processes": f"{SPREAD} --async-envs",
             "return limit": "--env-id run_envs_teams:Endless --max-episode-return 8",
             "stopped early": "--env-id run_envs_teams:Endless --max-episode-steps 7 --stop-at-return 5",
         },
