@@ -38,7 +38,7 @@ RESULTS = HERE.parent / "benchmarks/results/kills.json"
 
 def surroundings(**extra):
     """Environment variables of a run: threads that sleep while they wait, no window, no CUDA device, our modules."""
-    path = os.pathsep.join([str(HERE / "runs"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE / "runs"), str(HERE), os.environ.get("PYTHONPATH", "")])
     own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "SDL_VIDEODRIVER": "dummy"}
     return os.environ | own | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path} | extra
 
@@ -58,9 +58,9 @@ def shell(folder, *line, code=0, **variables):
 
 
 def given_again(flags):
-    """Those flags that name code of ours: a run folder may not ask for it, so --resume needs them again."""
+    """Those flags that name code of the tests: a run folder may not ask for it, so --resume needs them again."""
     pairs = zip(flags, flags[1:])
-    return [word for flag, value in pairs if flag in ("--env-id", "--wrappers") and "run_envs" in value
+    return [word for flag, value in pairs if flag in ("--env-id", "--wrappers") and "_envs" in value
             for word in (flag, value)]  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class Script:
     teams: bool = False  # it plays PettingZoo's parallel environments: those of run_envs_teams.py
     always: str = ""  # flags that it needs to take the environments of run_envs.py, whatever the test
     names_the_step: bool = True  # with `one`, it sees a NaN in the step that brought it
+    prints: str = ""  # how a line begins that it prints about the environments before anything else
     draws: dict = dataclasses.field(default_factory=dict)  # pictures besides the curve: function(folder, …) -> file
     # Kills. The first is tried in the fast tests too, and around every write.
     kinds: dict  # of state: a name -> flags of a run with two checkpoints, within some tens of milliseconds
@@ -140,7 +141,8 @@ KINDS = {  # for scripts that play Gymnasium's environments with discrete action
     "toy text": "--env-id Taxi-v4 --max-episode-steps 30",
     "MiniGrid": "--env-id MiniGrid-Empty-5x5-v0 --max-episode-steps 20",
     "return limit": "--env-id CartPole-v1 --max-episode-return 8",
-    "stopped early": "--env-id CartPole-v1 --stop-at-return 5 --max-episode-steps 10 --total-timesteps 1000000",
+    "stopped early": "--env-id CartPole-v1 --stop-at-return 5 --max-episode-steps 10 --total-timesteps 1000000 "
+    "--checkpoint-every 300 --eval-every 400",
 }
 BIPEDAL_WALKER = "--env-id BipedalWalker-v3 --max-episode-steps 40"
 LIT = of("Match", observation="channels_last")
@@ -208,6 +210,7 @@ PPO_MASKED = Script(
     fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
     one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
     always="--no-mask",
+    prints="action masks come from",
     kinds=small(
         ON_POLICY,
         {
@@ -216,6 +219,7 @@ PPO_MASKED = Script(
             "own wrapper": "--env-id CartPole-v1 --wrappers run_envs.Own --max-episode-steps 40 --no-mask",
             "V-trace, normalised": f"{TAXI} --estimator vtrace --normalize-reward",
             "naive": f"{TAXI} --naive-mask",
+            "dict of observations": """--env-id masked_envs:Cue-v0 --env-kwargs {"observation":"dict"}""",
         },
     ),
     kills={
@@ -229,8 +233,7 @@ PPO_MASKED = Script(
     actions=words("discrete multidiscrete multibinary"),
     observations=words("matrix discrete multibinary multidiscrete tuple"),
     options=lines("""--estimator vtrace | --estimator vanilla | --clip-vloss --clip-vloss-coef 0.01
-        --target-kl 0.001 | --normalize-reward | --critic-hidden-sizes 32 | --clip-reward
-        --naive-mask | --no-mask"""),
+        --target-kl 1e-6 | --normalize-reward | --critic-hidden-sizes 32 | --naive-mask | --no-mask"""),
     minigrid="--no-mask --eval-episodes 2",
     no_actions=f"{NO_ACTIONS} | box ppo.py",
     out_of_range=BAD_SIZES,
@@ -248,8 +251,9 @@ PPO_RND = Script(
     kinds=small(
         f"{ON_POLICY} {WATCHED}",
         {
+            "CartPole, normalised": "--env-id CartPole-v1 --normalize-obs --normalize-reward",
             "rooms": "--env-id MiniGrid-MultiRoom-N2-S4-v0 --max-episode-steps 20",
-            "LunarLander": f"{KINDS['LunarLander']} --normalize-obs --normalize-reward --target-kl 0.02",
+            "LunarLander": f"{KINDS['LunarLander']} --target-kl 0.02",
             "own wrapper": KINDS["own wrapper"],
             "images": KINDS["images"],
             "no random play": "--env-id CartPole-v1 --random-steps 0 --episodic",
@@ -294,7 +298,8 @@ QLEARNING = Script(
             "cliff, Sarsa": f"{CLIFF} --algorithm sarsa",
             "taxi, double Q": f"{TAXI} --algorithm double-q --exploration-fraction 0.5 --anneal-lr",
             "mountain car": "--env-id MountainCar-v0 --max-episode-steps 40",
-            "stopped early": f'{LAKE} --env-kwargs {{"is_slippery":false}} --stop-at-return 1 --total-timesteps 5000',
+            "stopped early": f'{LAKE} --env-kwargs {{"is_slippery":false}} --stop-at-return 1 --total-timesteps 5000 '
+            "--checkpoint-every 500 --eval-every 400",
             "reset not clean, wrapped": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --grid-low -3 -3 "
             "--grid-high 3 3 --grid-size 5",
             "lake, expected Sarsa": f"{LAKE} --algorithm expected-sarsa",
@@ -314,9 +319,9 @@ QLEARNING = Script(
     },
     learn="--learning-rate 0.3 --gamma 0 --total-timesteps 2000 --eval-every 100000",
     actions=["discrete"],
-    observations=words("matrix discrete multidiscrete"),
+    observations=words("discrete multidiscrete"),
     options=lines("""--algorithm sarsa | --algorithm expected-sarsa | --algorithm double-q | --epsilon-decay 0.9
-        --epsilon-min 0.9 | --epsilon-start 0.5 | --exploration-fraction 0.5 | --no-anneal-lr | --gamma 0.9"""),
+        --epsilon-min 0.99 | --epsilon-start 0.5 | --exploration-fraction 0.5 | --no-anneal-lr | --gamma 0.9"""),
     no_actions=NO_ACTIONS.replace("1000000000", "million") + " | multibinary MultiBinary | box Box",
     no_observations="sequence Sequence | graph Graph | huge million | dict Dict | multibinary MultiBinary",
     out_of_range=f"""grid-size 0 {10**30} | learning-rate 1.5 | epsilon-start 1.2 | epsilon-min -0.1

@@ -149,14 +149,16 @@ def says(err, expected):
 
 @pytest.fixture
 def complaint(program, capfd):
-    """complaint(*flags): what these flags make the script say on stderr; it must end with 2 and write nothing."""
+    """complaint(*flags): what these flags make the script say on stderr; it must end with 2 and write nothing. All that
+    it may print is what it has seen of the environments."""
 
     def call(*flags, plain=True):
         before = snapshot()
         capfd.readouterr()
         code = program.main(*flags)
         out, err = capfd.readouterr()
-        assert code == 2 and out == "" and snapshot() == before
+        assert code == 2 and snapshot() == before
+        assert out == "" or program.prints and all(line.startswith(program.prints) for line in out.splitlines()), out
         assert is_plain(err) if plain else err and "Traceback" not in err, err
         return err
 
@@ -236,7 +238,7 @@ def test_copied_alone_it_leaves_a_complete_run_folder(program, finished):
 
     picture = imread(finished / "learning_curve.png")
     assert picture.shape[0] >= 600 and picture.shape[1] >= 800
-    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20  # something is drawn
+    assert len(np.unique(picture[::4, ::4].reshape(-1, picture.shape[2]), axis=0)) > 20  # something is drawn
 
 
 def test_config_holds_arguments_versions_and_machine(program, finished):
@@ -604,7 +606,8 @@ def test_killed_at_random_moments(program, case):
     steps = flags.index("--checkpoint-every") + 1
     flags += ["--total-timesteps", str(8 * int(flags[steps]))]
     shell(Path(), program.name, *flags, "--run-dir", "unbroken")
-    assert kills.kill_and_resume(Path(), program.name, "killed", flags, 3, Path("unbroken"))[0] == 3
+    number = 3 if program is FIRST else 2
+    assert kills.kill_and_resume(Path(), program.name, "killed", flags, number, Path("unbroken"))[0] == number
     assert not run_difference(Path("unbroken"), Path("killed"))
 
 
@@ -636,7 +639,7 @@ def test_killed_or_interrupted_it_goes_on(number, program, finished, tmp_path):
 
 
 def half_files(run):
-    for path in [*run.iterdir(), run / "checkpoint.pt", run / "summary.json"]:
+    for path in [path for path in run.iterdir() if path.is_file()]:
         path.with_name(f"{path.name}.tmp").write_bytes(b"half of some")
 
 
@@ -648,7 +651,7 @@ MISFITS = """
 LEFT = {
     "a finished run": lambda run: None,
     "a run that wrote no checkpoint": lambda run: next(run.glob("checkpoint*")).unlink(),
-    "half files": lambda run: (next(run.glob("checkpoint*")).unlink(), half_files(run)),
+    "half files": lambda run: (half_files(run), next(run.glob("checkpoint*")).unlink()),
     "a table without rows": lambda run: (run / "metrics.csv").write_text(""),
     "a table of garbage": lambda run: (run / "metrics.csv").write_bytes(b"\x80garbage\n,,\n" * 9999),
     "no table": lambda run: (run / "metrics.csv").unlink(),
@@ -822,6 +825,7 @@ def all_refused(script):
     numbers = out_of_range(script.out_of_range) + out_of_range(common)
     numbers = [line for line in numbers if script.has(line.split()[0][2:].replace("-", "_"))]
     shared = lines(REFUSED) if script is FIRST or script.has_own("make_vector_envs") and not script.teams else []
+    shared = [line for line in shared if script.has("device") or not line.startswith("--device")]
     return lines(script.refused) + refused_spaces(script) + numbers + shared
 
 
@@ -1295,7 +1299,7 @@ def film(path):
 def test_capture_video(program):
     """Fails if no film is made of an evaluation or of --evaluate, if it cannot be played, or if --evaluate films
     because the run did."""
-    flags = "--total-timesteps 200 --eval-every 100 --eval-episodes 1 --max-episode-steps 40 --run-dir run"
+    flags = "--total-timesteps 200 --eval-every 100 --eval-episodes 1 --max-episode-steps 20 --run-dir run"
     program.train(program.home, program.fast, flags, "--capture-video")
     films = [f"{row['step']:.0f}.mp4" for row in rows("run/evaluations.csv")]
     assert sorted(os.listdir("run/videos")) == sorted(films) and len(films) >= 2
@@ -1365,7 +1369,7 @@ def test_every_option_learns(program, case):
 
 
 @slow
-@once
+@where(lambda script: script.has("clip_reward") and not script.has_own("compute_gae"))
 def test_clipped_rewards(program, monkeypatch):
     """Fails if something else than signs is learnt from, or if reported returns are sums of signs (4, not 1)."""
     seen, compute = [], program.module.compute_gae
@@ -1389,7 +1393,11 @@ def test_minigrid_just_works(program):
     pytest.importorskip("minigrid")
     flags = "--env-id MiniGrid-Empty-5x5-v0 --total-timesteps 200 --no-progress --run-dir run"
     assert program.main(flags, program.minigrid) == 0
-    assert program.module.load("run").act(np.zeros((2, 7 * 7 * 21), np.float32)).shape == (2,)
+    agent = program.module.load("run")
+    envs = program.module.make_envs(agent.args, 2)
+    obs, _ = envs.reset(seed=0)
+    assert envs.step(agent.act(obs))[1].shape == (2,) and np.size(obs) >= 2 * 7 * 7 * 21
+    envs.close()
 
 
 @slow
