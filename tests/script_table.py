@@ -387,7 +387,7 @@ MADDPG_MATD3 = Script(
         --env-id pettingzoo.classic.tictactoe_v3 -> turn-based parallel_env
         --env-id tests.probes.maddpg_envs:Unbounded -> bounded mappo.py
         --env-id tests.probes.maddpg_envs:Uneven -> agents alike
-        --env-id tests.probes.maddpg_envs:Nobody -> no agents | --env-id tests.probes.maddpg_envs:Absent -> agent b
+        --env-id tests.probes.team_envs:Empty -> no agents | --env-id tests.probes.team_envs:Absent -> agent b
         --env-kwargs [1] -> env-kwargs | --env-kwargs {"gravity":1} -> gravity | --wrappers nosuch -> nosuch
         --buffer-size 10 --batch-size 11 -> buffer_size batch_size | --buffer-size 100000000000000 -> buffer_size
         --buffer-size 100 --num-envs 40 --batch-size 90 -> buffer_size num_envs

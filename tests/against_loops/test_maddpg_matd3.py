@@ -426,7 +426,7 @@ def test_deaths_and_ends_are_stored(script, state_type):
     two: a terminates in the first, b is truncated in the second. The rows in between, which reset, are not stored.
     """
     kwargs = json.dumps({"scripts": SCRIPTS, "masks": {"a": [0, 1, 1], "b": [1, 1, 1]}})
-    run = play(script, "tests.mappo_envs:Scripted", 7, env_kwargs=kwargs, state_type=state_type)
+    run = play(script, "tests.probes.team_envs:Scripted", 7, env_kwargs=kwargs, state_type=state_type)
     assert run.episodes == [(3, 5), (5, 6), (7, 5)]
     close(stored(run, "valid_transitions"), [[1, 1], [1, 0], [1, 0], [1, 1], [1, 1], [1, 1], [0, 1]])
     if state_type == "EP":
@@ -483,7 +483,7 @@ def test_a_death_is_of_one_environment(script, state_type):
 
 def test_masks_are_those_of_the_episode(script):
     """Tic-tac-toe: fails if a player's mask is another's, or that of the next game, or if a move is not legal."""
-    run = play(script, "tests.mappo_envs:tictactoe", 340, num_envs=2)
+    run = play(script, "tests.probes.team_envs:tictactoe", 340, num_envs=2)
     assert len(run.episodes) > 20 and {total for _, total in run.episodes} == {0}
     for env in range(2):
         names = "available_actions next_available_actions actions".split()

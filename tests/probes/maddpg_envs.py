@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from tests.mappo_envs import Game, Matrix
+from tests.probes.team_envs import Game, Matrix
 
 
 class Steep(Matrix):
@@ -110,34 +110,6 @@ class Pay(Duet):
     def step(self, actions):
         obs, rewards, *ends = super().step(actions)
         return obs, {"a": 1.0, "b": 2.0}, *ends
-
-
-class Nobody(Duet):
-    """A game that nobody plays."""
-
-    def start(self):
-        self.agents = []
-
-
-class Absent(Duet):
-    """A game in which b takes part, but is given no observation when an episode begins."""
-
-    def reset(self, seed=None, options=None):
-        obs, infos = super().reset(seed, options)
-        return {"a": obs["a"]}, infos
-
-
-class Integers(Duet):
-    """Whole numbers from 0 to 4 are asked for; the best are those that a's and b's signs say: 3 or 1, and 0 or 4."""
-
-    def action_space(self, agent):
-        return spaces.Box(0, 4, (1,), np.int64)
-
-    def play(self, actions):
-        for agent, action in actions.items():
-            assert self.action_space(agent).contains(action), action
-        a, b = (int(actions[agent][0]) for agent in "ab")
-        return 1 - (a - 2 - self.sign["a"]) ** 2 - (b - 2 + 2 * self.sign["b"]) ** 2, True, False
 
 
 class Chance(ParallelEnv):
