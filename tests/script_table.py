@@ -376,7 +376,7 @@ MADDPG_MATD3 = Script(
         --gamma 0.5 | --n-step 2 | --tau 0.5 | --exploration-noise 0.9 | --output-penalty 1 | --hidden-sizes 9
         --critic-hidden-sizes 9 | --max-grad-norm 0.01 | --env-kwargs {} --gumbel-temperature 2"""),
     no_actions=f"{NO_ACTIONS} | multidiscrete MultiDiscrete | multibinary MultiBinary",
-    no_observations="sequence Sequence | graph Graph | huge 1000000000 | empty Box | channels_last Box",
+    no_observations="sequence Sequence | graph Graph | huge 1000000000 | empty Box",
     out_of_range="""n-step 0 | tau 1.5 -1 | gumbel-temperature 0 | batch-size 0 | buffer-size 0 | train-frequency 0
         gradient-steps 0 | policy-frequency 0 | target-noise -1 nan | exploration-noise -0.1 | learning-starts -1
         actor-learning-rate nan | critic-learning-rate -1 | max-grad-norm -1 | critic-hidden-sizes 0""",
@@ -394,9 +394,8 @@ MADDPG_MATD3 = Script(
         --hidden-sizes 99999 99999 -> network memory
         --twin-q --policy-frequency 2 --target-noise 0.2 --algorithm maddpg -> algorithm matd3
         --env-id run_envs_teams:Endless --capture-video -> Endless rgb_array""",
-    diverges="--critic-learning-rate 1e30",
+    diverges="--critic-learning-rate 1e14",
     misfits="""--resume run --algorithm maddpg -> algorithm | --resume run --n-step 2 -> n_step
-        --resume run --state-type FP -> state_type | --evaluate run --hidden-sizes 32 -> network
-        --evaluate run --no-share-policy -> network""",
+        --resume run --state-type FP -> state_type | --evaluate run --hidden-sizes 32 -> network""",
 )
 SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MADDPG_MATD3]}

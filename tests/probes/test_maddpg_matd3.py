@@ -63,8 +63,8 @@ SOLVED = {  # environment, settings, steps, the least that has to be reached
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVED)
 def test_games_are_solved(script, name):
-    """Best play: both follow their own sign, 2 for both (0 is worth -0.5), or 1 alone; both play the whole number 2, which
-    costs nothing; (2, 0) gives 2 x 5 in the matrix game, a safe (1, 1) but 4; who goes to 0 at once loses 1.5 on
+    """Best play: both follow their own sign, 2 for both (0 is worth -0.5), or 1 alone; the whole number 2, which costs
+    nothing; (2, 0) gives 2 x 5 in the matrix game, a safe (1, 1) but 4; who goes to 0 at once loses 1.5 on
     average, a little less after a death, who stays 22; who meets in at most two steps gets 2 x (1 - 0.2) or more.
     """
     env_id, more, steps, least = SOLVED[name]
