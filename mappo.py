@@ -782,7 +782,8 @@ def train(args):
 
         update_actors(team, actor_optimizers, actor_buffers, critic_buffer, args, rng, run)
         if team.value_norm is not None:
-            team.value_norm.update(critic_buffer.returns[critic_buffer.active_masks[:-1] > 0])
+            played = critic_buffer.active_masks[:-1] > 0
+            team.value_norm.update(torch.as_tensor(critic_buffer.returns[played]))
         for _ in range(args.update_epochs):
             for batch in critic_minibatches(critic_buffer, args, rng):
                 loss = team_value_loss(team.critic, batch, team.value_norm, args)
@@ -912,8 +913,8 @@ class ValueNorm(nn.Module):
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
 
     def update(self, returns):
-        """Take in a batch of returns, an array or a tensor of any shape."""
-        returns = torch.as_tensor(returns).detach().cpu().double()
+        """Take in a batch of returns, a tensor of any shape."""
+        returns = returns.detach().cpu().double()
         if returns.numel() == 0:
             return
         self.mean.lerp_(returns.mean(), 1 - self.beta)
@@ -1112,9 +1113,11 @@ class TeamEnv(gym.Env):
         return obs, infos
 
     def reset(self, *, seed=None, options=None):
-        """The first row of an episode, which its own seed alone decides."""
+        """The first row of an episode. Environments differ in what they do without a seed: each episode gets one."""
         super().reset(seed=seed)
-        obs, infos = self.reset_parallel_env(seed=int(self.np_random.integers(2**31)))
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        obs, infos = self.reset_parallel_env(seed)
         self.alive = np.array([name in self.env.agents for name in self.names])
         row = self.row(obs, infos)
         row[0] = 1

@@ -424,7 +424,7 @@ hunt(
     hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0, "
     "and it is the larger, the more episodes end in a rollout.",
     check=check_memory,
-    plant=Plant("rollout", "states[i][forget] = 0", "states[i][run.reset_rows] = 0"),
+    plant=Plant("Team.sample", "buffer.masks[t]", "buffer.masks[t - 1]"),
 )
 
 # -------------------------------------------------------------------------------------------------- maddpg_matd3.py

@@ -1843,10 +1843,10 @@ def chunks(length, parts=2):
     """[(rows, states) of each batch]: 2 streams of 4 steps, number 10 x stream + step, states 100 more."""
 
     def call(m):
-        numbers = np.arange(4)[:, None] + 10 * np.arange(2)
-        field, states = numbers[:, :, None].astype(float), 100.0 + np.arange(5)[:, None] + 10 * np.arange(2)
-        batches = m.recurrent_batches([field], states[:, :, None], parts, length, InOrder())
-        return [(rows[:, 0], first[:, 0]) for (rows,), first in batches]
+        numbers = (np.arange(4)[:, None] + 10 * np.arange(2))[:, :, None].astype(float)
+        fields = {"obs": tensor(numbers), "masks": tensor(np.ones_like(numbers)), "rnn_states": tensor(100 + numbers)}
+        batches = m.recurrent_batches(fields, parts, length, InOrder())
+        return [(batch["obs"][:, 0], batch["rnn_states"][:, 0]) for batch in batches]
 
     return call
 
@@ -1880,11 +1880,12 @@ exercise(
     blanks=("recurrent_batches",),
     difficulty=3,
     minutes=60,
-    task="cut a rollout into chunks for a recurrent network. Fields are arrays (T, S, …): time, streams. Each stream "
-    "is cut into chunks of L = `length` steps, numbered stream by stream; rng.permutation(their number) shuffles them, "
-    "and np.array_split makes num_mini_batch parts. Of each part yield ([rows (L·C, …) of each field], states (C, …)): "
-    "rows are time-major, all first steps before all second ones (`merge` joins two axes), and states, of which there "
-    "are T + 1 rows, are those before each chunk's first step. A length that does not divide T is a ValueError.",
+    task="cut a rollout into chunks for a recurrent network. `fields` is a dict of tensors (T, S, …): time, streams. "
+    "Each stream is cut into chunks of L = `length` steps, numbered stream by stream; rng.permutation(their number) "
+    "shuffles them, and they are dealt out into num_mini_batch parts, as tensor_split does it. Of each part of C "
+    "chunks yield a dict of the fields' rows (L·C, …), time-major: all first steps before all second ones. But of "
+    "fields whose name begins with rnn_states the batch has the first step of each chunk alone, (C, …). A length that "
+    "does not divide T is a ValueError.",
     cases=[
         Case(
             "two streams of four steps, numbered 0, 1, 2, 3 and 10, 11, 12, 13, states 100 more; chunks of two steps, "

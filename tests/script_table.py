@@ -333,12 +333,72 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-SPREAD = "--env-id mpe2.simple_spread_v3 --max-episode-steps 10"
+SPREAD = '--env-id mpe2.simple_spread_v3 --env-kwargs {"N":2}'
+TEAMS = "--num-envs 2 --num-steps 25 --num-minibatches 1 --update-epochs 2"
+LONG_TEAMS = "--num-envs 4 --num-steps 25 --num-minibatches 2 --update-epochs 2 --eval-episodes 2"
+LONG_TEAMS += " --total-timesteps 12000 --checkpoint-every 450"
+MAPPO = Script(
+    name="mappo.py",
+    home=SPREAD,
+    fast="--num-envs 4 --num-steps 25 --num-minibatches 2 --update-epochs 2 --eval-episodes 4",
+    one="--num-envs 1 --num-steps 25 --num-minibatches 1 --update-epochs 2 --eval-episodes 2",
+    teams=True,
+    kinds=small(
+        TEAMS,
+        {
+            "recurrent, FP": f"{SPREAD} --recurrent --state-type FP --data-chunk-length 5",
+            "HAPPO, continuous": "--env-id mpe2.simple_spread_v3 --happo --no-share-policy "
+            '--env-kwargs {"N":2,"continuous_actions":true}',
+            "messages": "--env-id mpe2.simple_reference_v3 --max-episode-steps 11 --recurrent --data-chunk-length 0",
+            "different agents": "--env-id mpe2.simple_speaker_listener_v4",
+            "processes": f"{SPREAD} --async-envs",
+            "own wrapper": "--env-id run_envs_teams:Endless --wrappers run_envs_teams.Own --max-episode-steps 40",
+            "reset not clean": "--env-id run_envs_teams:Unclean --no-value-norm",
+            "stopped early": f"{SPREAD} --stop-at-return -1000 --max-episode-steps 3 --total-timesteps 1000000",
+        },
+    ),
+    kills={
+        "spread": f"{SPREAD} {LONG_TEAMS}",
+        "recurrent, FP": f"{SPREAD} --recurrent --state-type FP --data-chunk-length 5 {LONG_TEAMS}",
+        "HAPPO, continuous": '--env-id mpe2.simple_spread_v3 --env-kwargs {"N":2,"continuous_actions":true} --happo '
+        f"--no-share-policy {LONG_TEAMS}",
+        "messages": f"--env-id mpe2.simple_reference_v3 --max-episode-steps 11 {LONG_TEAMS}",
+        "processes": f"{SPREAD} --async-envs {LONG_TEAMS}",
+        "own wrapper": "--env-id run_envs_teams:Endless --wrappers run_envs_teams.Own --max-episode-steps 40 "
+        f"--recurrent {LONG_TEAMS}",
+    },
+    learn="--num-envs 8 --num-steps 32 --num-minibatches 4 --update-epochs 4 --learning-rate 5e-3 --gamma 0.5 "
+    "--ent-coef 0 --total-timesteps 4000 --eval-every 100000",
+    actions=words("discrete box integers multidiscrete"),
+    observations=words("dict matrix discrete multibinary multidiscrete tuple"),
+    options=lines("""--no-share-policy | --no-share-policy --happo | --state-type FP | --recurrent | --no-gae
+        --gae-lambda 0 | --recurrent --data-chunk-length 0 | --no-value-norm | --no-clip-vloss | --clip-vloss-coef 0.01
+        --huber-delta 0.01 | --ent-coef 0.1 | --critic-hidden-sizes 32 | --no-anneal-lr | --clip-coef 0.01
+        --max-grad-norm 0.1"""),
+    no_actions=f"{NO_ACTIONS} | multibinary MultiBinary",
+    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box | channels_last 10,000",
+    out_of_range="""num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
+        ent-coef nan | huber-delta 0 | critic-hidden-sizes -3 | hidden-sizes 100000000 | data-chunk-length -1""",
+    refused="""--num-envs 3 --num-steps 5 --num-minibatches 4 -> 15 4 minibatches | --happo -> --no-share-policy
+        --num-steps 1000000000 -> rollout memory | --hidden-sizes 99999 99999 -> network memory
+        --recurrent --data-chunk-length 7 -> 7 num_steps 25 | --env-id mpe2.simple_spred_v3 -> simple_spread_v3
+        --env-id mpe2.simple_speaker_listener_v4 --share-policy -> --no-share-policy
+        --env-id CartPole-v1 -> CartPole-v1 mpe2.simple_spread_v3 | --wrappers no.such.Wrapper -> no.such.Wrapper
+        --env-kwargs {nonsense -> env_kwargs | --env-kwargs [1] -> env_kwargs | --env-kwargs DEEP -> env_kwargs
+        --env-kwargs {"M":3} -> M | --env-id run_envs_teams:Unpicturable --capture-video -> Unpicturable
+        --env-id run_envs_teams:Blind --capture-video -> Blind""",
+    diverges="--learning-rate 1e8 --no-anneal-lr",
+    misfits="""--resume run --num-envs 8 -> num_envs | --resume run --state-type FP -> state_type
+        --resume run --happo --no-share-policy -> happo share_policy | --evaluate run --hidden-sizes 32 -> network
+        --evaluate run --recurrent -> network
+        --evaluate run --env-id mpe2.simple_v3 --env-kwargs {} -> simple_spread""",
+)
+SHORT_SPREAD = "--env-id mpe2.simple_spread_v3 --max-episode-steps 10"
 TEAM = "--hidden-sizes 8 --batch-size 16 --learning-starts 40"
 TEAM_SMALL = f"--num-envs 2 {TEAM}"
 MADDPG_MATD3 = Script(
     name="maddpg_matd3.py",
-    home=SPREAD,
+    home=SHORT_SPREAD,
     fast=f"{TEAM} --num-envs 4 --eval-episodes 4",
     one=f"{TEAM} --num-envs 1 --eval-episodes 2",
     stride=4,
@@ -347,10 +407,10 @@ MADDPG_MATD3 = Script(
     kinds=small(
         TEAM_SMALL,
         {
-            "spread, FP, n steps": f"{SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 60",
+            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 60",
             "listener, annealed": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --anneal-lr "
             "--max-grad-norm 0.5",
-            "discrete MADDPG": f"{SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
+            "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
             "reset not clean, wrapped": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
             "return limit": "--env-id run_envs_teams:Endless --max-episode-return 8",
             "stopped early": "--env-id run_envs_teams:Endless --max-episode-steps 7 --stop-at-return 5",
@@ -359,24 +419,25 @@ MADDPG_MATD3 = Script(
     kills={
         name: f"{TEAM} --num-envs 4 --total-timesteps 20000 --checkpoint-every 800 --eval-episodes 2 {flags}"
         for name, flags in {
-            "spread": SPREAD,
-            "spread, FP, n steps": f"{SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 4000",
-            "discrete MADDPG": f"{SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
+            "spread": SHORT_SPREAD,
+            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 4000",
+            "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
             "processes": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --async-envs",
             "own wrapper": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
         }.items()
     },
-    learn="--num-envs 4 --hidden-sizes 32 --batch-size 64 --learning-starts 200 --gamma 0.5 --output-penalty 0.01 "
-    "--actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --tau 0.02 --total-timesteps 5000 --eval-every 100000",
+    learn="--num-envs 4 --hidden-sizes 32 --batch-size 64 --learning-starts 200 --gamma 0.5 --output-penalty 1e-4 "
+    "--actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --tau 0.05 --exploration-noise 0.3 --total-timesteps 4000 "
+    "--eval-every 100000",
     actions=words("discrete box integers"),
-    observations=words("matrix dict tuple"),
+    observations=words("matrix dict"),
     options=lines("""--algorithm maddpg | --no-twin-q | --target-noise 0.5 | --noise-clip 0.1 | --policy-frequency 3
         --state-type FP | --no-share-policy | --actor-learning-rate 1e-4 | --critic-learning-rate 1e-4 | --anneal-lr
         --buffer-size 32 | --batch-size 20 | --learning-starts 50 | --train-frequency 8 | --gradient-steps 2
         --gamma 0.5 | --n-step 2 | --tau 0.5 | --exploration-noise 0.9 | --output-penalty 1 | --hidden-sizes 9
         --critic-hidden-sizes 9 | --max-grad-norm 0.01 | --env-kwargs {} --gumbel-temperature 2"""),
     no_actions=f"{NO_ACTIONS} | multidiscrete MultiDiscrete | multibinary MultiBinary",
-    no_observations="sequence Sequence | graph Graph | huge 1000000000 | empty Box",
+    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box",
     out_of_range="""n-step 0 | tau 1.5 -1 | gumbel-temperature 0 | batch-size 0 | buffer-size 0 | train-frequency 0
         gradient-steps 0 | policy-frequency 0 | target-noise -1 nan | exploration-noise -0.1 | learning-starts -1
         actor-learning-rate nan | critic-learning-rate -1 | max-grad-norm -1 | critic-hidden-sizes 0""",
@@ -398,4 +459,4 @@ MADDPG_MATD3 = Script(
     misfits="""--resume run --algorithm maddpg -> algorithm | --resume run --n-step 2 -> n_step
         --resume run --state-type FP -> state_type | --evaluate run --hidden-sizes 32 -> network""",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MADDPG_MATD3]}
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MAPPO, MADDPG_MATD3]}

@@ -289,16 +289,20 @@ ValueNorm.update, ValueNorm.mean_and_std = update, mean_and_std
 ValueNorm.normalize, ValueNorm.denormalize = normalize, denormalize
 """,
     "chunks": """
-def recurrent_batches(fields, states, num_mini_batch, length, rng):
-    T, S = fields[0].shape[:2]
+def recurrent_batches(fields, num_mini_batch, length, rng):
+    T, S = fields["masks"].shape[:2]
     if T % length != 0:
         raise ValueError("does not divide")
     places = [(s, t) for s in range(S) for t in range(0, T, length)]
     for ids in np.array_split(rng.permutation(len(places)), num_mini_batch):
         part = [places[i] for i in ids]
-        rows = [np.array([x[t + k, s] for k in range(length) for s, t in part]) for x in fields]
-        first = np.array([states[t, s] for s, t in part])
-        yield rows, first
+        batch = {}
+        for name, x in fields.items():
+            if name.startswith("rnn_states"):
+                batch[name] = torch.stack([x[t, s] for s, t in part])
+            else:
+                batch[name] = torch.stack([x[t + k, s] for k in range(length) for s, t in part])
+        yield batch
 """,
     "windows": """
 def windows(self, t, e):
@@ -722,14 +726,14 @@ WRONG = {
             "for k in range(length) for s, t in part",
             "for s, t in part for k in range(length)",
         ),
-        ("cutting across streams", "x[t + k, s]", "x.reshape(T * S, -1)[s * T + t + k]"),
+        ("cutting across streams", "x[t + k, s]", "x.flatten(0, 1)[s * T + t + k]"),
         ("numbering the chunks time", PLACES, "[(s, t) for t in range(0, T, length) for s in range(S)]"),
-        ("giving every chunk the state of", "[states[t, s]", "[states[0, s]"),
-        ("giving the state after", "[states[t, s]", "[states[t + length - 1, s]"),
+        ("giving every chunk the state of", "[x[t, s]", "[x[0, s]"),
+        ("giving the state after", "[x[t, s]", "[x[t + length - 1, s]"),
         (
             "giving a state for each row",
-            "[states[t, s] for s, t in part]",
-            "[states[t, s] for s, t in part for _ in range(length)]",
+            "[x[t, s] for s, t in part]",
+            "[x[t, s] for s, t in part for _ in range(length)]",
         ),
         ("losing the steps", "if T % length != 0:", "T -= T % length\n    if False:"),
     ],

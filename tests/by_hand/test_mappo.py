@@ -173,7 +173,7 @@ def test_value_norm(script):
     close(norm.mean_and_std(), [2, 1])
     close(norm.normalize(np.array([3.0])), [1])
     close(norm.denormalize(np.array([1.0])), [3])
-    norm.update(np.array([[5.0], [5.0]]))
+    norm.update(torch.tensor([[5.0], [5.0]]))
     close(norm.mean_and_std(), [3.5789473684210527, 2.717451523545707**0.5])
 
 

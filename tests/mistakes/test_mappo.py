@@ -139,7 +139,7 @@ IN_TRAINING = {  # what takes longer to catch
         "learning rate kept": "if args.anneal_lr -> if False",
     },
     ("train", loops.test_the_critics_targets_are_normalised_returns): {
-        "reset rows in the mean": "critic_buffer.returns[critic_buffer.active_masks[:-1] > 0] -> critic_buffer.returns"
+        "reset rows in the mean": "critic_buffer.active_masks[:-1] > 0 -> critic_buffer.active_masks[:-1] > -1"
     },
     ("mappo_update", SEPARATE): {
         "gradients add up": "optimizer.zero_grad() -> 0",
