@@ -410,7 +410,7 @@ def test_two_runs_at_the_same_moment(program, monkeypatch):
 
 
 @slow
-@has("normalize_obs")
+@where(lambda script: script.has("normalize_obs") and hasattr(script.module, "RunningMeanStd"))
 def test_normalisers_come_back(program):
     """Fails if the running means are not saved with the weights: the loaded agent would then play differently."""
     module = program.module
@@ -600,7 +600,7 @@ def test_no_space_left(size, program, finished, capfd):
 
 
 @slow
-@each(lambda script: list(script.kills)[: None if script is FIRST else 1])
+@each(lambda script: list(script.kills)[: 2 if script is FIRST else 1])
 def test_killed_at_random_moments(program, case):
     """Fails if a checkpoint lacks anything that the rest of the run depends on, or is ever found half written, in
     processes that know nothing of each other. tests/kills.py kills more often, and in all configurations."""
@@ -1274,7 +1274,7 @@ def test_limits_truncate(name, limit, most, program, monkeypatch):
 
 
 @slow
-@once
+@has("target_kl", "update_epochs")
 def test_target_kl_ends_updates_early(program, monkeypatch):
     """Fails if --target-kl does nothing, or is not asked after each epoch."""
     steps, step = [], program.module.Adam.step
@@ -1285,7 +1285,7 @@ def test_target_kl_ends_updates_early(program, monkeypatch):
         program.train(program.home, program.fast, flags, target, f"--run-dir run{len(counts)}")
         counts.append(len(steps) / len(rows(f"run{len(counts)}/metrics.csv")))
         steps.clear()
-    assert counts == [16, 16, 4]  # four minibatches an epoch
+    assert counts[0] == counts[1] == 4 * counts[2] >= 16  # one epoch instead of four, of some minibatches each
 
 
 def film(path):
