@@ -876,9 +876,11 @@ class TeamEnv(gym.Env):
         return obs, infos
 
     def reset(self, *, seed=None, options=None):
-        """The first row of an episode, which its own seed alone decides."""
+        """The first row of an episode. Environments differ in what they do without a seed: each episode gets one."""
         super().reset(seed=seed)
-        obs, infos = self.reset_parallel_env(seed=int(self.np_random.integers(2**31)))
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        obs, infos = self.reset_parallel_env(seed)
         self.alive = np.array([name in self.env.agents for name in self.names])
         row = self.row(obs, infos)
         row[0] = 1
