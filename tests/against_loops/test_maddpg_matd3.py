@@ -101,8 +101,11 @@ def rehearse(script, env_id=f"{ENVS}:Chance", **settings):
     calls = []
 
     class Rehearsal(script.Run):
-        open_folder = write_row = write_checkpoint = draw_curve = lambda self: None
+        open_folder = write_row = draw_curve = lambda self: None
         finish = lambda self: self
+
+        def write_checkpoint(self):
+            self.restarts = True
 
         def write_evaluation(self):
             mean, std = script.evaluate(self.agent, self.args, self.args.eval_episodes)
@@ -512,6 +515,17 @@ def test_what_is_next_is_the_true_successor(script):
         close(stored(run, "share_obs", env)[:, 0], obs.reshape(77, -1))
         close(stored(run, "next_share_obs", env)[:, 0], next_obs.reshape(77, -1))
     assert not np.allclose(run.buffer.rewards[:77, 0], run.buffer.rewards[:77, 1])
+
+
+def test_a_checkpoint_is_a_restart(script):
+    """Three times ten steps of episodes of 25 in two environments, with a checkpoint after each. Fails if episodes are
+    not begun anew, if a window reaches from one to the next, or if that passes for a termination.
+    """
+    run = play(script, SPREAD, 60, num_envs=2, checkpoint_every=20, n_step=3)
+    for env in range(2):
+        assert np.flatnonzero(stored(run, "dones", env)).tolist() == [9, 19]
+        assert not stored(run, "terms", env).any()
+    assert run.buffer.get(np.arange(14, 20)).gammas[::2, 0].tolist() == pytest.approx([0.99**3, 0.99**2, 0.99])
 
 
 @pytest.mark.slow

@@ -1,6 +1,11 @@
 """maddpg_matd3.py in games whose right answer is known."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -76,3 +81,60 @@ def test_rock_paper_scissors(script):
     """Fails if PettingZoo's rps_v2, whose observations are single numbers, cannot be played."""
     run = rehearse(script, "pettingzoo.classic.rps_v2", total_timesteps=60)
     assert run.agent.discrete and run.agent.obs_sizes == [4, 4] and len(run.calls) > 1
+
+
+REFUSED = {
+    f"{GAMES}:Nobody": "has no agents",
+    f"{GAMES}:Empty": "has no agents",
+    f"{GAMES}:Absent": "agent b takes part, but has no observation",
+    "pettingzoo.classic.tictactoe": "did you mean pettingzoo.classic.tictactoe_v3?",
+    "pettingzoo.classic.tictactoe_v3": "turn-based",  # and not: did you mean tictactoe?
+    f"{ENVS}:Unbounded": "bounded Box actions",
+    f"{ENVS}:Uneven": "of all agents alike",
+}
+
+
+@pytest.mark.parametrize("env_id", REFUSED)
+def test_environments_that_cannot_be_played(script, env_id):
+    """Fails if it ends in a traceback or several lines, or if the advice leads in a circle."""
+    args = script.Args(env_id=env_id)
+    with pytest.raises(script.UserError) as error:
+        script.make_agent(args, script.make_envs(args, 2))
+    assert REFUSED[env_id] in str(error.value) and "\n" not in str(error.value)
+
+
+def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
+    """Fails if MATD3 is not MADDPG plus three settings, if they cannot be mixed, or if a name without its settings is
+    taken for the algorithm.
+    """
+    settings = lambda args: (args.target_noise, args.twin_q, args.policy_frequency)
+    assert settings(script.tuned()) == settings(script.tuned(algorithm="matd3")) == (0.2, True, 2)
+    assert settings(script.tuned(algorithm="maddpg")) == (0.0, False, 1)
+    assert settings(script.tuned(algorithm="maddpg", twin_q=True)) == (0.0, True, 1)
+    assert script.tuned(algorithm="maddpg").num_envs == script.TUNED[script.Args().env_id]["num_envs"]
+    with pytest.raises(script.UserError, match="algorithm is maddpg.*--no-twin_q"):
+        script.train(script.Args(algorithm="maddpg"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_processes_end_without_a_word(script, number, tmp_path):
+    """Fails if Ctrl-C or a kill, which in a terminal reach all processes, end in more than the line that says how to
+    go on, or if a process outlives the first one.
+    """
+    command = [sys.executable, script.__file__, "--async-envs", "--num-envs", "3", "--no-progress"]
+    command += ["--run-dir", str(tmp_path / "run"), "--eval-episodes", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # else a child in the background is deaf to it
+    process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    signal.signal(signal.SIGINT, handler)
+    while not (tmp_path / "run/metrics.csv").exists() or not (tmp_path / "run/metrics.csv").read_text():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines() == [f"stopped; to go on: --resume {tmp_path / 'run'}"]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
