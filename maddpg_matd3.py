@@ -618,6 +618,7 @@ def train(args):
             batch = buffer.sample(args.batch_size, rng)
             targets = matd3_targets(agents, batch, args, rng)
             loss, value_mean = critics_loss(agents, batch, targets)
+            run.check_finite(critic_loss=loss.item())
             critic_optimizer.zero_grad()
             loss.backward()
             if args.max_grad_norm is not None:
@@ -626,6 +627,7 @@ def train(args):
             run.log(critic_loss=loss.detach(), value_mean=value_mean)
             if agents.updates % args.policy_frequency == 0:  # TD3, line 3: delayed updates of actors and all targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
+                run.check_finite(actor_loss=actor_loss.item())
                 loss = actor_loss + args.output_penalty * squares
                 actor_optimizer.zero_grad()
                 loss.backward(inputs=list(agents.actors.parameters()))  # no gradient for the critics, which stay
