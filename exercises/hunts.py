@@ -433,6 +433,7 @@ TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_siz
 
 def check_tomorrow(m, train):
     settings = {"gamma": 0.5, "tau": 0.1, "critic_learning_rate": 1e-2, "algorithm": "maddpg"}
+    settings |= {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
     value = train(env_id="probes.Patience", total_timesteps=3000, **TEAM | settings).metrics[-1]["value_mean"]
     if not close(value, 7 / 6, 0.15):
         return (
@@ -450,9 +451,9 @@ hunt(
     "with --gamma 0 all is as it should be. critic_loss does not show it.",
     check=check_tomorrow,
     plant=Plant(
-        "update_agents",
-        "agents.values(agents.target_critics, batch.next_share_obs, ",
-        "agents.values(agents.target_critics, batch.share_obs, ",
+        "matd3_targets",
+        "agents.values(critics, batch.next_share_obs, ",
+        "agents.values(critics, batch.share_obs, ",
     ),
 )
 
@@ -474,7 +475,7 @@ hunt(
     hint="Teams with continuous actions learn as ever. Those with discrete ones do worse and worse; value_mean falls "
     "with the return, so the critic knows, and actor_loss rises as if that were what the actors want.",
     check=check_ayes,
-    plant=Plant("gumbel_softmax", "return hard + soft - soft.detach()", "return hard - soft + soft.detach()"),
+    plant=Plant("gumbel_softmax", "return hard + (soft - soft.detach())", "return hard - (soft - soft.detach())"),
 )
 
 

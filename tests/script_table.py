@@ -392,4 +392,70 @@ MAPPO = Script(
         --evaluate run --recurrent -> network
         --evaluate run --env-id mpe2.simple_v3 --env-kwargs {} -> simple_spread""",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MAPPO]}
+SHORT_SPREAD = "--env-id mpe2.simple_spread_v3 --max-episode-steps 10"
+TEAM = "--hidden-sizes 8 --batch-size 16 --learning-starts 40"
+TEAM_SMALL = f"--num-envs 2 {TEAM}"
+MADDPG_MATD3 = Script(
+    name="maddpg_matd3.py",
+    home=SHORT_SPREAD,
+    fast=f"{TEAM} --num-envs 4 --eval-episodes 4",
+    one=f"{TEAM} --num-envs 1 --eval-episodes 2",
+    stride=4,
+    explores=True,
+    teams=True,
+    kinds=small(
+        TEAM_SMALL,
+        {
+            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 60",
+            "listener, annealed": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --anneal-lr "
+            "--max-grad-norm 0.5",
+            "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
+            "reset not clean, wrapped": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
+            "return limit": "--env-id run_envs_teams:Endless --max-episode-return 8",
+            "stopped early": "--env-id run_envs_teams:Endless --max-episode-steps 7 --stop-at-return 5",
+        },
+    ),
+    kills={
+        name: f"{TEAM} --num-envs 4 --total-timesteps 20000 --checkpoint-every 800 --eval-episodes 2 {flags}"
+        for name, flags in {
+            "spread": SHORT_SPREAD,
+            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 4000",
+            "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
+            "processes": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --async-envs",
+            "own wrapper": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
+        }.items()
+    },
+    learn="--num-envs 4 --hidden-sizes 32 --batch-size 64 --learning-starts 200 --gamma 0.5 --output-penalty 1e-4 "
+    "--actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --tau 0.05 --exploration-noise 0.3 --total-timesteps 4000 "
+    "--eval-every 100000",
+    actions=words("discrete box integers"),
+    observations=words("matrix dict"),
+    options=lines("""--algorithm maddpg | --no-twin-q | --target-noise 0.5 | --noise-clip 0.1 | --policy-frequency 3
+        --state-type FP | --no-share-policy | --actor-learning-rate 1e-4 | --critic-learning-rate 1e-4 | --anneal-lr
+        --buffer-size 32 | --batch-size 20 | --learning-starts 50 | --train-frequency 8 | --gradient-steps 2
+        --gamma 0.5 | --n-step 2 | --tau 0.5 | --exploration-noise 0.9 | --output-penalty 1 | --hidden-sizes 9
+        --critic-hidden-sizes 9 | --max-grad-norm 0.01 | --env-kwargs {} --gumbel-temperature 2"""),
+    no_actions=f"{NO_ACTIONS} | multidiscrete MultiDiscrete | multibinary MultiBinary",
+    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box",
+    out_of_range="""n-step 0 | tau 1.5 -1 | gumbel-temperature 0 | batch-size 0 | buffer-size 0 | train-frequency 0
+        gradient-steps 0 | policy-frequency 0 | target-noise -1 nan | exploration-noise -0.1 | learning-starts -1
+        actor-learning-rate nan | critic-learning-rate -1 | max-grad-norm -1 | critic-hidden-sizes 0""",
+    refused="""
+        --env-id mpe2.simple_spred_v3 -> mean mpe2.simple_spread_v3 | --env-id CartPole-v1 -> CartPole-v1 mpe2
+        --env-id mpe2.simple_speaker_listener_v4 --share-policy -> --no-share-policy
+        --env-id pettingzoo.classic.tictactoe -> pettingzoo.classic.tictactoe_v3
+        --env-id pettingzoo.classic.tictactoe_v3 -> turn-based parallel_env
+        --env-id tests.probes.maddpg_envs:Unbounded -> bounded mappo.py
+        --env-id tests.probes.maddpg_envs:Uneven -> agents alike
+        --env-id tests.probes.team_envs:Empty -> no agents | --env-id tests.probes.team_envs:Absent -> agent b
+        --env-kwargs [1] -> env-kwargs | --env-kwargs {"gravity":1} -> gravity | --wrappers nosuch -> nosuch
+        --buffer-size 10 --batch-size 11 -> buffer_size batch_size | --buffer-size 100000000000000 -> buffer_size
+        --buffer-size 100 --num-envs 40 --batch-size 90 -> buffer_size num_envs
+        --hidden-sizes 99999 99999 -> network memory
+        --twin-q --policy-frequency 2 --target-noise 0.2 --algorithm maddpg -> algorithm matd3
+        --env-id run_envs_teams:Endless --capture-video -> Endless rgb_array""",
+    diverges="--critic-learning-rate 1e14",
+    misfits="""--resume run --algorithm maddpg -> algorithm | --resume run --n-step 2 -> n_step
+        --resume run --state-type FP -> state_type | --evaluate run --hidden-sizes 32 -> network""",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MAPPO, MADDPG_MATD3]}
