@@ -1001,8 +1001,7 @@ def to_env(actions, space):
 def from_env(actions, space):
     """The environment's actions (B, …) as the agent has them, (B, D). ValueError if one is not in the space."""
     actions = np.asarray(actions)
-    whole = np.issubdtype(actions.dtype, np.integer)
-    if not whole and not isinstance(space, spaces.Box):
+    if np.issubdtype(space.dtype, np.integer) and not np.issubdtype(actions.dtype, np.integer):
         raise ValueError(f"actions are {actions.dtype}, not whole numbers")
     if not all(action in space for action in actions.astype(space.dtype)):
         raise ValueError(f"an action is not in {space}")
