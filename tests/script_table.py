@@ -1,0 +1,336 @@
+"""What the tests of whole runs (tests/runs/test_runs.py, tests/kills.py) must know of each script: a row for each.
+
+To bring a script over is to add its row to SCRIPTS; then `pytest -m "" tests/runs/test_runs.py -k NAME` tries it. Flags
+are written as one text, words apart. The comments beside the fields of `Script` say what belongs where; only `name`,
+`fast`, `one` and `kinds` must be given. `python tests/kills.py SCRIPT CONFIGURATION` kills for longer.
+"""
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import random
+import re
+import sys
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+
+def words(*parts):
+    """All words of all parts."""
+    return [word for part in parts for word in str(part).split()]
+
+
+def lines(text):
+    """The entries of a table written as text: they stand on lines of their own, or between bars."""
+    return [line.strip() for line in re.split(r"\n| \| ", text) if line.strip()]
+
+
+def of(name, **kwargs):
+    """Flags of an environment of run_envs.py with arguments for its constructor."""
+    return f"--env-id run_envs:{name}-v0 --env-kwargs {json.dumps(kwargs, separators=(',', ':'))}"
+
+
+# Spaces of Match (run_envs.py) -> what the refusal names. These no script can handle.
+NO_ACTIONS = "text Text | tuple Tuple | dict Dict | huge 1000000000 | empty Box"
+NO_OBSERVATIONS = "sequence Sequence | graph Graph | huge memory | empty Box"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Script:
+    """What the tests must know of a script; they add what they are about."""
+
+    name: str  # of the file
+    # Short runs. They take place in `home`, of `fast` or `one` steps and environments at a time.
+    home: str = "--env-id CartPole-v1"  # a quick environment that a run folder may ask for; short episodes
+    fast: str  # sizes of short runs: if there is num_envs, 4 environments; --eval-episodes 4
+    one: str  # the same with one environment; at most 32 steps between two looks whether the run is over
+    stride: int = 128  # with `fast`, so many steps at most pass between two looks whether the run is over
+    # What kind of script it is.
+    explores: bool = False  # training episodes explore: evaluations decide about --stop-at-return; it learns later on
+    steps_vectors: bool = True  # it steps the vector environments that make_envs makes
+    actions_are: str = "discrete"  # or "box": what the environments of run_envs.py must have
+    teams: bool = False  # it plays PettingZoo's parallel environments: those of run_envs_teams.py
+    always: str = ""  # flags that it needs to take the environments of run_envs.py, whatever the test
+    names_the_step: bool = True  # with `one`, it sees a NaN in the step that brought it
+    prints: str = ""  # how a line begins that it prints about the environments before anything else
+    draws: dict = dataclasses.field(default_factory=dict)  # pictures besides the curve: function(folder, …) -> file
+    # Kills. The first is tried in the fast tests too, and around every write.
+    kinds: dict  # of state: a name -> flags of a run with two checkpoints, within some tens of milliseconds
+    kills: dict = dataclasses.field(default_factory=dict)  # for kills.py: a name -> flags; some 25 checkpoints
+    # What it learns: Match (run_envs.py), to more than 0.95, in a second or two.
+    learn: str = ""  # flags with which it does
+    learn_images: str = ""  # what to add for images
+    actions: list = ()  # of Match, that it learns
+    observations: list = ()
+    options: list = ()  # flags each of which has an effect on 200 steps at home
+    options_learn: bool = False  # whether it learns CartPole in 40,000 steps with each of them
+    minigrid: str = ""  # what to add for a short run on MiniGrid-Empty-5x5-v0, if it can play it
+    # Bad input: the words to the right of -> stand in the message.
+    refused: str = ""  # flags that only this script refuses, one of its own or in words of its own
+    out_of_range: str = ""  # numbers that only this script has: a flag and its impossible values
+    no_actions: str = NO_ACTIONS  # of Match, refused: the name, and a word in the message
+    no_observations: str = NO_OBSERVATIONS
+    misfits: str = ""  # flags that do not fit a finished run, `run` at home, made with `fast`
+    diverges: str = ""  # flags with which the loss becomes infinite or NaN at home
+
+    @functools.cached_property
+    def module(self):
+        return importlib.import_module(self.name.removesuffix(".py"))
+
+    def has(self, *flags):
+        """Whether all of these are flags of the script."""
+        return all(flag in vars(self.module.Args()) for flag in flags)
+
+    def has_own(self, *names):
+        """Whether one of these functions is not ppo.py's, which another test compares: it has, or is, another name."""
+        return any(getattr(getattr(self.module, name, None), "__name__", "") != name for name in names)
+
+    def env_id(self, name):
+        """The --env-id of an environment of run_envs.py, as this script can play it."""
+        if self.teams:
+            return f"run_envs_teams:{name}"
+        return f"run_envs:{name}{'Box' if self.actions_are == 'box' else ''}-v0"
+
+    def own(self, name):
+        """The dotted path of a wrapper of run_envs.py."""
+        return f"run_envs_teams.{name}" if self.teams else f"run_envs.{name}"
+
+    def world(self, name, **kwargs):
+        """Flags of an environment of run_envs.py, as this script can play it."""
+        given = f" --env-kwargs {json.dumps(kwargs, separators=(',', ':'))}" if kwargs else ""
+        return f"{self.always} --env-id {self.env_id(name)}{given}"
+
+    def scramble(self):
+        """Put the generators that all of a process share into another state: no run may depend on them."""
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(int.from_bytes(os.urandom(4), "little"))
+
+    def train(self, *flags):
+        """`train` in this process; the summary."""
+        self.scramble()
+        return self.module.train(self.module.tuned(*words("--no-progress", *flags)))
+
+    def main(self, *flags):
+        """What `python script flags…` does, in this process; the exit code."""
+        self.scramble()
+        with patch.object(sys, "argv", [self.name, *words(*flags)]):
+            try:
+                self.module.main()
+            except SystemExit as stop:
+                return stop.code or 0
+        return 0
+
+
+def small(settings, kinds):
+    """`kinds` with the same settings before each; checkpoints after 60 and 120 steps, an evaluation between them."""
+    limits = "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 1"
+    return {name: f"{settings} {limits} {flags}" for name, flags in kinds.items()}
+
+
+KINDS = {  # for scripts that play Gymnasium's environments with discrete actions
+    "CartPole": "--env-id CartPole-v1",
+    "LunarLander": "--env-id LunarLander-v3 --max-episode-steps 40",
+    "reset not clean": "--env-id run_envs:Unclean-v0",
+    "own wrapper": "--env-id CartPole-v1 --wrappers run_envs.Own --max-episode-steps 40",
+    "images": of("Match", observation="channels_last"),
+    "toy text": "--env-id Taxi-v4 --max-episode-steps 30",
+    "MiniGrid": "--env-id MiniGrid-Empty-5x5-v0 --max-episode-steps 20",
+    "return limit": "--env-id CartPole-v1 --max-episode-return 8",
+    "stopped early": "--env-id CartPole-v1 --stop-at-return 5 --max-episode-steps 10 --total-timesteps 1000000 "
+    "--checkpoint-every 300 --eval-every 400",
+}
+BIPEDAL_WALKER = "--env-id BipedalWalker-v3 --max-episode-steps 40"
+LIT = of("Match", observation="channels_last")
+PONG = "--env-id ALE/Pong-v5 --max-episode-steps 100" if importlib.util.find_spec("ale_py") else LIT
+
+ON_POLICY = "--num-envs 2 --num-steps 32 --num-minibatches 2 --update-epochs 2"
+LONGER = "--num-minibatches 2 --update-epochs 2 --eval-episodes 2"  # for kills.py
+LONG = f"{LONGER} --num-envs 4 --num-steps 32 --total-timesteps 20000 --checkpoint-every 800"
+LONG_IMAGES = (
+    f"{LONGER} --update-epochs 1 --num-envs 2 --num-steps 16 --total-timesteps 800 --checkpoint-every 64 {PONG}"
+)
+BAD_ROLLOUTS = """
+    --num-envs 3 --num-steps 5 --num-minibatches 4 -> 15 4 minibatches | --num-steps 1000000000 -> rollout memory
+    --hidden-sizes 99999 99999 -> network memory | --num-envs 1 --num-steps 2 --num-minibatches 4 -> 2 4 minibatches
+    """
+BAD_SIZES = """num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
+    ent-coef nan | target-kl -1 | critic-hidden-sizes -3 | hidden-sizes 100000000"""
+DIVERGES = "--learning-rate 1e15 --vf-coef 1e15 --no-anneal-lr"
+
+PPO = Script(
+    name="ppo.py",
+    fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
+    one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
+    kinds=small(
+        ON_POLICY,
+        {
+            "V-trace, normalised": "--env-id Pendulum-v1 --wrappers gymnasium.wrappers.TimeAwareObservation "
+            "--estimator vtrace --max-episode-steps 40 --normalize-obs --normalize-reward --target-kl 0.02",
+            **KINDS,
+            "BipedalWalker": BIPEDAL_WALKER,
+            "plain returns": "--env-id FrozenLake-v1 --estimator vanilla --normalize-reward",
+        },
+    ),
+    kills={
+        "CartPole": f"--env-id CartPole-v1 {LONG}",
+        "LunarLander": f"--env-id LunarLander-v3 {LONG}",
+        "BipedalWalker": f"--env-id BipedalWalker-v3 --max-episode-steps 300 {LONG}",
+        "V-trace": f"--env-id Pendulum-v1 --estimator vtrace --normalize-obs --normalize-reward {LONG}",
+        "images": LONG_IMAGES,
+        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --normalize-obs {LONG}",
+    },
+    learn="--num-envs 8 --num-steps 32 --num-minibatches 4 --learning-rate 5e-3 --gamma 0.5 --ent-coef 0 "
+    "--total-timesteps 3000 --eval-every 100000",
+    learn_images="--total-timesteps 1500 --learning-rate 1e-3",
+    actions=words("discrete box integers multidiscrete multibinary"),
+    observations=words("dict matrix channels_last discrete multibinary multidiscrete tuple channels_first"),
+    options=lines("""--estimator vtrace --update-epochs 2 | --estimator vanilla | --buffer vtrace --update-epochs 2
+        --clip-vloss --clip-vloss-coef 0.01
+        --target-kl 0.001 | --normalize-obs | --normalize-reward | --critic-hidden-sizes 32 | --no-anneal-lr
+        --hidden-sizes --critic-hidden-sizes 64 64 | --no-norm-adv | --ent-coef 0.01 | --clip-coef 0.1"""),
+    options_learn=True,
+    minigrid="--eval-episodes 2",
+    out_of_range=BAD_SIZES,
+    refused=BAD_ROLLOUTS
+    + """
+        --env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs""",
+    diverges=DIVERGES,
+    misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
+        --resume run --hidden-sizes 32 -> hidden_sizes | --evaluate run --hidden-sizes 32 -> network""",
+)
+TAXI = "--env-id Taxi-v4 --max-episode-steps 30"
+PPO_MASKED = Script(
+    name="ppo_masked.py",
+    home=TAXI,
+    fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
+    one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
+    always="--no-mask",
+    prints="action masks come from",
+    kinds=small(
+        ON_POLICY,
+        {
+            "Taxi": TAXI,
+            "reset not clean": "--env-id run_envs:Unclean-v0 --no-mask",
+            "own wrapper": "--env-id CartPole-v1 --wrappers run_envs.Own --max-episode-steps 40 --no-mask",
+            "V-trace, normalised": f"{TAXI} --estimator vtrace --normalize-reward",
+            "naive": f"{TAXI} --naive-mask",
+            "dict of observations": """--env-id masked_envs:Cue-v0 --env-kwargs {"observation":"dict"}""",
+        },
+    ),
+    kills={
+        "Taxi": f"--env-id Taxi-v4 {LONG}",
+        "V-trace": f"--env-id Taxi-v4 --estimator vtrace --normalize-reward {LONG}",
+        "naive": f"--env-id Taxi-v4 --naive-mask {LONG}",
+        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --no-mask {LONG}",
+    },
+    learn="--num-envs 8 --num-steps 32 --num-minibatches 4 --learning-rate 3e-3 --gamma 0.5 --ent-coef 0 "
+    "--total-timesteps 5000 --eval-every 100000",
+    actions=words("discrete multidiscrete multibinary"),
+    observations=words("matrix discrete multibinary multidiscrete tuple"),
+    options=lines("""--estimator vtrace | --estimator vanilla | --clip-vloss --clip-vloss-coef 0.01
+        --target-kl 1e-6 | --normalize-reward | --critic-hidden-sizes 32 | --naive-mask | --no-mask"""),
+    minigrid="--no-mask --eval-episodes 2",
+    no_actions=f"{NO_ACTIONS} | box ppo.py",
+    out_of_range=BAD_SIZES,
+    refused=BAD_ROLLOUTS
+    + """--no-mask --naive-mask -> no_mask naive_mask | --env-id Pendulum-v1 -> Box ppo.py
+        --env-id CartPole-v1 -> action_masks() | --hidden-sizes --critic-hidden-sizes 8 -> hidden_sizes layer""",
+    diverges=DIVERGES,
+    misfits="--resume run --naive-mask -> naive_mask | --evaluate run --hidden-sizes 32 -> network",
+)
+WATCHED = "--random-steps 10"
+PPO_RND = Script(
+    name="ppo_rnd.py",
+    fast=f"{WATCHED} --num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
+    one=f"{WATCHED} --num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
+    kinds=small(
+        f"{ON_POLICY} {WATCHED}",
+        {
+            "CartPole, normalised": "--env-id CartPole-v1 --normalize-obs --normalize-reward",
+            "rooms": "--env-id MiniGrid-MultiRoom-N2-S4-v0 --max-episode-steps 20",
+            "LunarLander": f"{KINDS['LunarLander']} --target-kl 0.02",
+            "own wrapper": KINDS["own wrapper"],
+            "images": KINDS["images"],
+            "no random play": "--env-id CartPole-v1 --random-steps 0 --episodic",
+        },
+    ),
+    kills={
+        "rooms": f"--env-id MiniGrid-MultiRoom-N2-S4-v0 {LONG}",
+        "images": LONG_IMAGES,
+        "LunarLander": f"--env-id LunarLander-v3 --normalize-obs --normalize-reward {LONG}",
+    },
+    learn=f"{WATCHED} --num-envs 8 --num-steps 32 --num-minibatches 4 --learning-rate 3e-3 --gamma 0.5 --ent-coef 0 "
+    "--intrinsic-gamma 0.5 --total-timesteps 5000 --eval-every 100000",
+    learn_images="--total-timesteps 1500 --learning-rate 1e-3",
+    actions=words("discrete box"),
+    observations=words("matrix dict channels_first"),
+    options=lines("""--intrinsic-coef 0 | --intrinsic-coef 2 | --extrinsic-coef 1 | --intrinsic-gamma 0.9 | --episodic
+        --no-normalize-intrinsic | --predictor-learning-rate 1e-3 | --predictor-share 1 | --random-steps 0
+        --clip-vloss --clip-vloss-coef 0.01 | --critic-hidden-sizes 32 | --normalize-obs | --normalize-reward"""),
+    out_of_range=BAD_SIZES
+    + """| intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
+        predictor-learning-rate -1""",
+    refused=BAD_ROLLOUTS,
+    diverges=DIVERGES,
+    misfits="""--resume run --intrinsic-coef 3 -> intrinsic_coef | --resume run --episodic -> episodic
+        --resume run --predictor-share 1 -> predictor_share | --evaluate run --hidden-sizes 32 -> network""",
+)
+CLIFF = "--env-id CliffWalking-v1 --max-episode-steps 60"
+LAKE = "--env-id FrozenLake-v1"
+QLEARNING = Script(
+    name="qlearning.py",
+    home=CLIFF,
+    fast="--eval-episodes 4",
+    one="--eval-episodes 2",
+    stride=60,
+    explores=True,
+    steps_vectors=False,
+    always="--grid-size 2",
+    draws={"draw_values": "values.png"},
+    kinds=small(
+        "",
+        {
+            "cliff, Sarsa": f"{CLIFF} --algorithm sarsa",
+            "taxi, double Q": f"{TAXI} --algorithm double-q --exploration-fraction 0.5 --anneal-lr",
+            "mountain car": "--env-id MountainCar-v0 --max-episode-steps 40",
+            "stopped early": f'{LAKE} --env-kwargs {{"is_slippery":false}} --stop-at-return 1 --total-timesteps 5000 '
+            "--checkpoint-every 500 --eval-every 400",
+            "reset not clean, wrapped": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --grid-low -3 -3 "
+            "--grid-high 3 3 --grid-size 5",
+            "lake, expected Sarsa": f"{LAKE} --algorithm expected-sarsa",
+            "blackjack": "--env-id Blackjack-v1",
+            "lander": "--env-id LunarLander-v3 --grid-size 3 --max-episode-steps 20",
+        },
+    ),
+    kills={
+        name: f"{flags} --total-timesteps 60000 --checkpoint-every 2400 --eval-episodes 2"
+        for name, flags in {
+            "CliffWalking": "--env-id CliffWalking-v1",
+            "Taxi, double Q": "--env-id Taxi-v4 --algorithm double-q --exploration-fraction 0.5",
+            "MountainCar, Sarsa": "--env-id MountainCar-v0 --algorithm sarsa",
+            "Blackjack, expected Sarsa": "--env-id Blackjack-v1 --algorithm expected-sarsa",
+            "own wrapper": "--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --grid-low -3 -3 --grid-high 3 3",
+        }.items()
+    },
+    learn="--learning-rate 0.3 --gamma 0 --total-timesteps 2000 --eval-every 100000",
+    actions=["discrete"],
+    observations=words("discrete multidiscrete"),
+    options=lines("""--algorithm sarsa | --algorithm expected-sarsa | --algorithm double-q | --epsilon-decay 0.9
+        --epsilon-min 0.99 | --epsilon-start 0.5 | --exploration-fraction 0.5 | --no-anneal-lr | --gamma 0.9"""),
+    no_actions=NO_ACTIONS.replace("1000000000", "million") + " | multibinary MultiBinary | box Box",
+    no_observations="sequence Sequence | graph Graph | huge million | dict Dict | multibinary MultiBinary",
+    out_of_range=f"""grid-size 0 {10**30} | learning-rate 1.5 | epsilon-start 1.2 | epsilon-min -0.1
+        epsilon-decay 2 | exploration-fraction 0""",
+    refused="""--env-id Pendulum-v1 -> Box Discrete ppo.py
+        --env-id CartPole-v1 --grid-low -1 --grid-high 1 -> 4 grid_low 1
+        --env-id CartPole-v1 --grid-low nan --grid-high 1 -> grid_low
+        --env-id MountainCar-v0 --grid-low 0.7 -1 -> 0.7 grid_low
+        --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
+    misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING]}
