@@ -203,10 +203,6 @@ class RecurrentAgent(nn.Module):
         self.seed = args.seed
         self.begin_episodes(0)
 
-    def first_state(self, num_envs):
-        """The GRU's state (B, gru_size) before an episode; feed-forward it has no numbers."""
-        return torch.zeros(num_envs, self.state_size, device=self.device)
-
     def trunk_output(self, obs):
         """(B, F) of observations (B, …): MiniGrid images through GridPatches, vectors flat and normalised."""
         if self.patches is not None:
@@ -296,7 +292,7 @@ class RecurrentAgent(nn.Module):
 
     def begin_episodes(self, episodes):
         """Forget all that `act` remembers: evaluations call this before they begin. Draws begin anew as well."""
-        self.state = self.first_state(episodes)
+        self.state = torch.zeros(episodes, self.state_size, device=self.device)
         self.rng = np.random.default_rng(self.seed)
 
     def act(self, obs):
@@ -525,18 +521,11 @@ class PPODBuffer:
         self.seen = {}  # supplementary files: name -> TAKEN, or when one that was bad had been changed
         self.rollouts = 0
         self.replayed_rows = 0
-        self.num_envs = num_envs
-        self.abandon_episodes()
-
-    def abandon_episodes(self):
-        """Forget all replays and unfinished episodes, for the environments have been made anew."""
-        self.replays = [None] * self.num_envs  # the Demo that each slot replays; None: it shows its environment
-        self.position = np.zeros(self.num_envs, int)  # the next step of that Demo
-        self.away = np.ones(self.num_envs, bool)  # whether the environment must be reset before it is seen (again)
+        self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
+        self.position = np.zeros(num_envs, int)  # the next step of that Demo
+        self.away = np.zeros(num_envs, bool)  # whether the environment must be reset before it is seen again
         # What each slot's episode had in earlier rollouts: parts (obs, actions, rewards, values), one from each.
-        self.episodes = [[] for _ in range(self.num_envs)]
-
-    # replays
+        self.episodes = [[] for _ in range(num_envs)]
 
     def sample_demo(self, rng):
         """The Demo to replay next, or None: the environment, also where the list that was drawn is empty."""
@@ -550,46 +539,58 @@ class PPODBuffer:
             return self.value_demos[rng.choice(len(probabilities), p=probabilities)]
         return None
 
+    def draw(self, slots, obs, rng):
+        """Let slots draw what they show next. Returns obs (N, …) with the first observations of what they replay."""
+        obs = obs.copy()
+        for i in slots:
+            demo = self.sample_demo(rng)
+            self.replays[i] = demo
+            self.position[i] = 0
+            if demo is not None:
+                obs[i] = demo.obs[0]
+                self.away[i] = True
+        return obs
+
+    def begin_episodes(self, obs, rng):
+        """What the slots show of environments that were made anew, and of which obs (N, …) came; forget all before."""
+        self.away[:] = False
+        self.episodes = [[] for _ in self.episodes]
+        return self.draw(range(len(obs)), obs, rng)
+
     def replay(self, envs, reset_rows, step, rng):
         """What the slots show: (the Step with replays in place of what the environments did, demo ids (N,), 0: none).
 
         In its reset row a slot draws what comes next. The environments go on behind replays, but nobody sees that, and
         they are reset before they are seen again.
         """
-        step = Step(*[array.copy() for array in step])
-        demo_ids = np.zeros(self.num_envs, np.int64)
-        for i in np.flatnonzero(reset_rows):
-            self.replays[i] = self.sample_demo(rng)
-            self.position[i] = 0
-        step.rewards[reset_rows] = 0
-        step.terminated[reset_rows] = False
-        step.truncated[reset_rows] = False
-        for i, demo in enumerate(self.replays):
+        actions, next_obs, rewards, terminated, truncated = [array.copy() for array in step]
+        demo_ids = np.zeros(len(reset_rows), np.int64)
+        for i in np.flatnonzero(~reset_rows):
+            demo = self.replays[i]
             if demo is None:
-                continue
-            self.away[i] = True
-            if reset_rows[i]:
-                step.next_obs[i] = demo.obs[0]
                 continue
             t = self.position[i]
             is_last = t + 1 == len(demo.rewards)
-            step.actions[i] = demo.actions[t]
-            step.next_obs[i] = demo.obs[t + 1]
-            step.rewards[i] = demo.rewards[t]
-            step.terminated[i] = is_last and demo.terminated
-            step.truncated[i] = is_last and not demo.terminated
+            actions[i] = demo.actions[t]
+            next_obs[i] = demo.obs[t + 1]
+            rewards[i] = demo.rewards[t]
+            terminated[i] = is_last and demo.terminated
+            truncated[i] = is_last and not demo.terminated
             demo_ids[i] = demo.id
             self.position[i] += 1
         self.replayed_rows += int((demo_ids > 0).sum())
+
+        rewards[reset_rows] = 0
+        terminated[reset_rows] = False
+        truncated[reset_rows] = False
+        next_obs = self.draw(np.flatnonzero(reset_rows), next_obs, rng)
         shows_env = np.array([demo is None for demo in self.replays])
         returning = reset_rows & shows_env & self.away
         if returning.any():
             first_obs, _ = envs.reset(options={"reset_mask": returning})
-            step.next_obs[returning] = first_obs[returning]
+            next_obs[returning] = first_obs[returning]
             self.away[returning] = False
-        return step, demo_ids
-
-    # what the agent's own episodes become
+        return Step(actions, next_obs, rewards, terminated, truncated), demo_ids
 
     def track_potential_demos(self, rollout, values):
         """Look at all episodes and replays that ended in a SequenceBuffer with these values (T + 1, N).
@@ -598,7 +599,7 @@ class PPODBuffer:
         this time.
         """
         values = values.cpu().numpy()
-        begins = np.zeros(self.num_envs, int)
+        begins = np.zeros(len(self.episodes), int)
         for t, i in np.argwhere(rollout.terminated | rollout.truncated):  # in the order of time
             self.extend_episode(i, rollout, values, begins[i], t + 1)
             begins[i] = t + 1
@@ -611,8 +612,8 @@ class PPODBuffer:
             else:
                 obs = np.concatenate([obs, rollout.obs[t + 1, i][None]])
                 self.consider(as_demo(obs, actions, rewards, rollout.terminated[t, i], episode_values.max()))
-        for i in range(self.num_envs):
-            self.extend_episode(i, rollout, values, begins[i], len(rollout.rewards))
+        for i, begin in enumerate(begins):
+            self.extend_episode(i, rollout, values, begin, len(rollout.rewards))
 
     def extend_episode(self, i, rollout, values, begin, end):
         """Add rows [begin, end) of a rollout to what was seen of slot i's episode, without reset rows."""
@@ -673,23 +674,21 @@ class PPODBuffer:
             else:
                 break
 
-    # files
-
     def load_supplementary_demos(self):
         """Take each new file in the folder that is watched as an agent's demo; warn of a bad one, until it changes."""
         demos, self.seen = new_demos(self.args, self.seen, *self.spaces)
         for demo in demos:
             self.add_reward_demo(demo)
 
-    def save_when_due(self, is_finished):
-        """Save the best demos every --save-demos-every rollouts, and at the end of the run."""
+    def save_demos(self, is_finished):
+        """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
+
+        Its subfolders `reward` and `value` get the agent's own reward demos and the value demos, the best as 0.npz.
+        """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
-        if self.args.target_agent_demos_dir and is_due:
-            self.save_demos()
-
-    def save_demos(self):
-        """Write the agent's best reward demos and the best value demos to subfolders of target_agent_demos_dir."""
+        if not self.args.target_agent_demos_dir or not is_due:
+            return
         own = [demo for demo in self.reward_demos if not demo.human]
         best_own = sorted(own, key=lambda demo: -demo.total)
         best_value = sorted(self.value_demos, key=lambda demo: -demo.max_value)
@@ -697,8 +696,6 @@ class PPODBuffer:
             for rank, demo in enumerate(demos[: self.args.num_agent_demos_to_save]):
                 path = Path(self.args.target_agent_demos_dir, name, f"{rank}.npz")
                 save_demo(path, demo, self.args, *self.spaces)
-
-    # state
 
     COUNTERS = "rho phi value_capacity reward_threshold last_id rollouts replayed_rows".split()
 
@@ -809,9 +806,9 @@ def train(args):
     while not run.is_finished():
         if run.restarts:  # at first and after each checkpoint: new environments, new episodes
             envs, obs, rng = run.new_envs()
-            demos.abandon_episodes()
-            state = agent.first_state(args.num_envs)
-            reset_rows = np.ones(args.num_envs, bool)  # in the first row each slot draws what it shows, as after an end
+            obs = demos.begin_episodes(obs, rng)
+            state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
+            reset_rows = np.zeros(args.num_envs, bool)  # whether in the next row a slot only draws what it shows next
             buffer = SequenceBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
@@ -853,15 +850,14 @@ def train(args):
 
         if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting
             agent.obs_stats.update(buffer.played_obs())
-        demos.save_when_due(run.is_finished())
+        demos.save_demos(run.is_finished())
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
 
 # ===== helpers: settings, parts of the networks, demo files, Adam, environments =======================================
 
-# A rollout of one step could be a reset row and nothing else.
-RANGES = {"num_steps": (2, 1e9), "num_minibatches": (1, 1e9), "update_epochs": (1, 1e9), "gamma": (0, 1)}
+RANGES = {"num_steps": (1, 1e9), "num_minibatches": (1, 1e9), "update_epochs": (1, 1e9), "gamma": (0, 1)}
 RANGES |= {"gae_lambda": (0, 1), "hidden_sizes": (1, 1e5), "gru_size": (1, 1e5), "chunk_length": (1, 1e9)}
 RANGES |= {"rho": (0, 1), "phi": (0, 1), "demo_capacity": (1, 1e9), "initial_reward_threshold": (-1e15, 1e15)}
 RANGES |= {"num_agent_demos_to_save": (1, 1e9), "save_demos_every": (1, 1e9)}
@@ -1005,9 +1001,10 @@ def from_env(actions, space):
         raise ValueError(f"actions are {actions.dtype}, not whole numbers")
     if not all(action in space for action in actions.astype(space.dtype)):
         raise ValueError(f"an action is not in {space}")
+    shape = len(actions), math.prod(space.shape)
     if isinstance(space, spaces.Box):
-        return actions.reshape(len(actions), -1).astype(np.float32)
-    return (actions - getattr(space, "start", 0)).reshape(len(actions), -1).astype(np.int64)
+        return actions.reshape(shape).astype(np.float32)
+    return (actions - getattr(space, "start", 0)).reshape(shape).astype(np.int64)
 
 
 TAKEN = -1  # what PPODBuffer.seen says of a file that has become a demo
@@ -1132,8 +1129,8 @@ def demo_state(demo):
 
 def restored_demo(fields, observation_space, action_space):
     """The Demo that demo_state has described. ValueError, or the like, if it is of another kind."""
-    fields = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in dict(fields).items()}
-    return check_demo(Demo(**fields), observation_space, action_space)
+    arrays = {name: np.asarray(fields[name]) for name in ("obs", "actions", "rewards")}
+    return check_demo(Demo(**dict(fields) | arrays), observation_space, action_space)
 
 
 def number_or_none(value):
@@ -1466,9 +1463,11 @@ def check_sequences(args, envs):
     watched = args.supplementary_demos_dir
     if watched and not os.path.isdir(watched):
         raise UserError(f"supplementary_demos_dir {watched} is no folder")
-    target = args.target_agent_demos_dir
-    if target and os.path.lexists(target) and not os.path.isdir(target):
-        raise UserError(f"target_agent_demos_dir {target} is no folder")
+    target = Path(args.target_agent_demos_dir or ".")
+    while not os.path.lexists(target):  # then the folder that it would be made in
+        target = target.parent
+    if not target.is_dir():
+        raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir}: {target} is no folder")
 
 
 # ===== run: the same in every script ==================================================================================

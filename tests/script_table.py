@@ -14,10 +14,13 @@ import os
 import random
 import re
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def words(*parts):
@@ -333,4 +336,55 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING]}
+# No replays, so that the environments' steps are the run's.
+ALONE = "--rho 0 --phi 0 --gru-size 8 --chunk-length 8 --num-steps 32 --num-minibatches 4 --update-epochs 2"
+FROM_DEMO = f"--env-id MountainCar-v0 --initial-human-demos-dir {ROOT / 'demos/MountainCar-v0'} --max-episode-steps 40"
+OWN_DEMOS = "--rho 0.3 --phi 0.3 --demo-capacity 5"
+GRU = "--recurrent --gru-size 8 --chunk-length 8"
+PPOD = Script(
+    name="ppod.py",
+    fast=f"{ALONE} --num-envs 4 --eval-episodes 4",
+    one=f"{ALONE} --num-envs 1 --eval-episodes 2",
+    kinds=small(
+        f"{ON_POLICY} {OWN_DEMOS} {GRU}",
+        {
+            "a demo, normalised": f"{FROM_DEMO} --normalize-obs",
+            "CartPole, feed-forward": "--env-id CartPole-v1 --no-recurrent --normalize-obs --normalize-reward",
+            "MiniGrid": f"{KINDS['MiniGrid']} --initial-reward-threshold 0.1",
+            "LunarLander": f"{KINDS['LunarLander']} --target-kl 0.02 --anneal-by current",
+            "reset not clean": KINDS["reset not clean"],
+            "own wrapper": KINDS["own wrapper"],
+        },
+    ),
+    kills={
+        "a demo": f"{FROM_DEMO} {OWN_DEMOS} {GRU} --normalize-obs {LONG}",
+        "MiniGrid": f"--env-id MiniGrid-DoorKey-5x5-v0 --max-episode-steps 50 {OWN_DEMOS} {GRU} {LONG}",
+        "CartPole": f"--env-id CartPole-v1 {OWN_DEMOS} --normalize-obs --normalize-reward {LONG}",
+        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own {OWN_DEMOS} {GRU} {LONG}",
+    },
+    learn="--no-recurrent --num-envs 8 --num-steps 32 --num-minibatches 4 --learning-rate 5e-3 --gamma 0.5 "
+    "--ent-coef 0 --hidden-sizes 64 64 --phi 0 --total-timesteps 4000 --eval-every 100000",
+    actions=words("discrete box integers multidiscrete multibinary"),
+    observations=words("dict matrix discrete multibinary multidiscrete tuple"),
+    options=lines(f"""--rho 0.5 | --phi 0.6 | {OWN_DEMOS} | --rho 0.5 --initial-reward-threshold 40 | {GRU}
+        --rho 0.2 --phi 0.5 --alpha 0 | --rho 0.2 --phi 0.5 --anneal-by current --demo-capacity 9
+        --clip-vloss --clip-vloss-coef 0.01 | --target-kl 1e-6 | --normalize-obs | --normalize-reward
+        --no-norm-adv | --ent-coef 0.01 | --clip-coef 0.1 | --hidden-sizes 32 | --no-anneal-lr"""),
+    no_observations=f"{NO_OBSERVATIONS} | channels_first ppo.py | channels_last ppo.py",
+    out_of_range=BAD_SIZES
+    + """
+        rho 1.5 | phi -0.1 | alpha -1 | demo-capacity 0 | gru-size 0 | chunk-length 0 | num-agent-demos-to-save 0
+        save-demos-every 0 | initial-reward-threshold nan""",
+    refused=BAD_ROLLOUTS
+    + """--rho 0.8 --phi 0.3 -> rho phi environment | --rho 1 --phi 0 -> rho phi environment
+        --recurrent --num-steps 100 -> num_steps chunk_length | --hidden-sizes --gamma 0.9 -> hidden_sizes layer
+        --recurrent --num-envs 3 --num-minibatches 8 -> 12 chunks 8 minibatches
+        --env-id MiniGrid-Empty-5x5-v0 --normalize-obs -> normalize_obs one-hot
+        --initial-human-demos-dir taken -> taken demos/record.py | --initial-agent-demos-dir missing -> missing
+        --supplementary-demos-dir taken -> taken folder | --supplementary-demos-dir missing -> missing folder
+        --target-agent-demos-dir taken -> taken folder | --target-agent-demos-dir taken/deeper -> taken folder""",
+    diverges=DIVERGES,
+    misfits="""--resume run --rho 0.3 -> rho | --evaluate run --hidden-sizes 32 -> network
+        --resume run --recurrent -> recurrent | --resume run --demo-capacity 7 -> demo_capacity""",
+)
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, PPOD, QLEARNING]}

@@ -104,16 +104,18 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("PPODBuffer.replay", by_hand.test_replayed_rows): {
         "writes into the caller's arrays": "array.copy() for -> array for",
-        "the agent's actions": "step.actions[i] = demo.actions[t] -> pass",
+        "the agent's actions": "actions[i] = demo.actions[t] -> pass",
     },
     ("PPODBuffer.replay", loops.test_replays): {
         "the environment is seen in mid-episode": "& shows_env & self.away -> & shows_env & False",
-        "the last demo's environment is seen": "self.away[i] = True -> pass",
-        "the environment before the demo": "step.next_obs[i] = demo.obs[0] -> pass",
         "every demo ends terminated": "is_last and demo.terminated -> is_last",
         "no demo ends terminated": "is_last and demo.terminated -> False",
-        "reward of the environment behind a reset row": "step.rewards[reset_rows] = 0 -> pass",
-        "end of the environment behind a reset row": "step.terminated[reset_rows] = False -> pass",
+        "reward of the environment behind a reset row": "rewards[reset_rows] = 0 -> pass",
+        "end of the environment behind a reset row": "terminated[reset_rows] = False -> pass",
+    },
+    ("PPODBuffer.draw", loops.test_replays): {
+        "the last demo's environment is seen": "self.away[i] = True -> pass",
+        "the environment before the demo": "obs[i] = demo.obs[0] -> pass",
         "a demo goes on where it was": "self.position[i] = 0 -> pass",
     },
     ("PPODBuffer.track_potential_demos", loops.test_replays): {
@@ -123,7 +125,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "replays counted": "real = ~reset_rows & (demo_ids == 0) -> real = ~reset_rows",
         "returns of replays counted": "ended & real -> ended",
         "observations change places": "obs = step.next_obs -> obs = step.next_obs[::-1]",
-        "environments seen at first": "reset_rows = np.ones -> reset_rows = np.zeros",
+        "no replay at first": "obs = demos.begin_episodes(obs, rng) -> pass",
     },
     ("SequenceBuffer.log_probs_and_values", by_hand.test_replayed_rows): {
         "a demonstrator in doubt": "log_probs[replayed] = agent.certain_log_prob() -> pass",
@@ -195,8 +197,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "remembers nothing": "actions, self.state = -> actions, _ =",
     },
     ("RecurrentAgent.begin_episodes", loops.test_act_remembers_and_forgets): {
-        "remembers the last episode": "self.state -> "
-        'if episodes != len(getattr(self, "state", ())):\n            self.state',
+        "remembers the last episode": "self.state = -> "
+        'if episodes != len(getattr(self, "state", ())):\n            self.state =',
     },
     ("RecurrentAgent.begin_episodes", DRAWN): {
         "other draws in each evaluation": "default_rng(self.seed) -> default_rng()"

@@ -24,7 +24,7 @@ def solve(script, *makers, **settings):
 def value_of(agent, *numbers):
     """The value of the last of these observations of an episode."""
     obs = torch.tensor(numbers, dtype=torch.float32)[:, None, None]
-    features, _ = agent.features(obs, torch.zeros(len(obs), 1, dtype=torch.bool), agent.first_state(1))
+    features, _ = agent.features(obs, torch.zeros(len(obs), 1, dtype=torch.bool), torch.zeros(1, agent.state_size))
     return agent.critic(features[-1]).item()
 
 
