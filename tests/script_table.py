@@ -14,10 +14,13 @@ import os
 import random
 import re
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def words(*parts):
@@ -273,7 +276,7 @@ PPO_RND = Script(
         --no-normalize-intrinsic | --predictor-learning-rate 1e-3 | --predictor-share 1 | --random-steps 0
         --clip-vloss --clip-vloss-coef 0.01 | --critic-hidden-sizes 32 | --normalize-obs | --normalize-reward"""),
     out_of_range=BAD_SIZES
-    + """ | intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
+    + """| intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
         predictor-learning-rate -1""",
     refused=BAD_ROLLOUTS,
     diverges=DIVERGES,
@@ -333,129 +336,55 @@ QLEARNING = Script(
         --env-id MountainCar-v0 --grid-size 9999 -> million grid_size | --grid-low 1 --grid-high 2 -> grid_low Box""",
     misfits="--resume run --algorithm sarsa -> algorithm | --evaluate run --algorithm double-q -> best.npz",
 )
-SPREAD = '--env-id mpe2.simple_spread_v3 --env-kwargs {"N":2}'
-TEAMS = "--num-envs 2 --num-steps 25 --num-minibatches 1 --update-epochs 2"
-LONG_TEAMS = "--num-envs 4 --num-steps 25 --num-minibatches 2 --update-epochs 2 --eval-episodes 2"
-LONG_TEAMS += " --total-timesteps 12000 --checkpoint-every 450"
-MAPPO = Script(
-    name="mappo.py",
-    home=SPREAD,
-    fast="--num-envs 4 --num-steps 25 --num-minibatches 2 --update-epochs 2 --eval-episodes 4",
-    one="--num-envs 1 --num-steps 25 --num-minibatches 1 --update-epochs 2 --eval-episodes 2",
-    teams=True,
+# No replays, so that the environments' steps are the run's.
+ALONE = "--rho 0 --phi 0 --gru-size 8 --chunk-length 8 --num-steps 32 --num-minibatches 4 --update-epochs 2"
+FROM_DEMO = f"--env-id MountainCar-v0 --initial-human-demos-dir {ROOT / 'demos/MountainCar-v0'} --max-episode-steps 40"
+OWN_DEMOS = "--rho 0.3 --phi 0.3 --demo-capacity 5"
+GRU = "--recurrent --gru-size 8 --chunk-length 8"
+PPOD = Script(
+    name="ppod.py",
+    fast=f"{ALONE} --num-envs 4 --eval-episodes 4",
+    one=f"{ALONE} --num-envs 1 --eval-episodes 2",
     kinds=small(
-        TEAMS,
+        f"{ON_POLICY} {OWN_DEMOS} {GRU}",
         {
-            "recurrent, FP": f"{SPREAD} --recurrent --state-type FP --data-chunk-length 5",
-            "HAPPO, continuous": "--env-id mpe2.simple_spread_v3 --happo --no-share-policy "
-            '--env-kwargs {"N":2,"continuous_actions":true}',
-            "messages": "--env-id mpe2.simple_reference_v3 --max-episode-steps 11 --recurrent --data-chunk-length 0",
-            "different agents": "--env-id mpe2.simple_speaker_listener_v4",
-            "processes": f"{SPREAD} --async-envs",
-            "own wrapper": "--env-id run_envs_teams:Endless --wrappers run_envs_teams.Own --max-episode-steps 40",
-            "reset not clean": "--env-id run_envs_teams:Unclean --no-value-norm",
-            "stopped early": f"{SPREAD} --stop-at-return -1000 --max-episode-steps 3 --total-timesteps 1000000",
+            "a demo, normalised": f"{FROM_DEMO} --normalize-obs",
+            "CartPole, feed-forward": "--env-id CartPole-v1 --no-recurrent --normalize-obs --normalize-reward",
+            "MiniGrid": f"{KINDS['MiniGrid']} --initial-reward-threshold 0.1",
+            "LunarLander": f"{KINDS['LunarLander']} --target-kl 0.02 --anneal-by current",
+            "reset not clean": KINDS["reset not clean"],
+            "own wrapper": KINDS["own wrapper"],
         },
     ),
     kills={
-        "spread": f"{SPREAD} {LONG_TEAMS}",
-        "recurrent, FP": f"{SPREAD} --recurrent --state-type FP --data-chunk-length 5 {LONG_TEAMS}",
-        "HAPPO, continuous": '--env-id mpe2.simple_spread_v3 --env-kwargs {"N":2,"continuous_actions":true} --happo '
-        f"--no-share-policy {LONG_TEAMS}",
-        "messages": f"--env-id mpe2.simple_reference_v3 --max-episode-steps 11 {LONG_TEAMS}",
-        "processes": f"{SPREAD} --async-envs {LONG_TEAMS}",
-        "own wrapper": "--env-id run_envs_teams:Endless --wrappers run_envs_teams.Own --max-episode-steps 40 "
-        f"--recurrent {LONG_TEAMS}",
+        "a demo": f"{FROM_DEMO} {OWN_DEMOS} {GRU} --normalize-obs {LONG}",
+        "MiniGrid": f"--env-id MiniGrid-DoorKey-5x5-v0 --max-episode-steps 50 {OWN_DEMOS} {GRU} {LONG}",
+        "CartPole": f"--env-id CartPole-v1 {OWN_DEMOS} --normalize-obs --normalize-reward {LONG}",
+        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own {OWN_DEMOS} {GRU} {LONG}",
     },
-    learn="--num-envs 8 --num-steps 32 --num-minibatches 4 --update-epochs 4 --learning-rate 5e-3 --gamma 0.5 "
-    "--ent-coef 0 --total-timesteps 4000 --eval-every 100000",
-    actions=words("discrete box integers multidiscrete"),
+    learn="--no-recurrent --num-envs 8 --num-steps 32 --num-minibatches 4 --learning-rate 5e-3 --gamma 0.5 "
+    "--ent-coef 0 --hidden-sizes 64 64 --phi 0 --total-timesteps 4000 --eval-every 100000",
+    actions=words("discrete box integers multidiscrete multibinary"),
     observations=words("dict matrix discrete multibinary multidiscrete tuple"),
-    options=lines("""--no-share-policy | --no-share-policy --happo | --state-type FP | --recurrent | --no-gae
-        --gae-lambda 0 | --recurrent --data-chunk-length 0 | --no-value-norm | --no-clip-vloss | --clip-vloss-coef 0.01
-        --huber-delta 0.01 | --ent-coef 0.1 | --critic-hidden-sizes 32 | --no-anneal-lr | --clip-coef 0.01
-        --max-grad-norm 0.1"""),
-    no_actions=f"{NO_ACTIONS} | multibinary MultiBinary",
-    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box | channels_last 10,000",
-    out_of_range="""num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
-        ent-coef nan | huber-delta 0 | critic-hidden-sizes -3 | hidden-sizes 100000000 | data-chunk-length -1""",
-    refused="""--num-envs 3 --num-steps 5 --num-minibatches 4 -> 15 4 minibatches | --happo -> --no-share-policy
-        --num-steps 1000000000 -> rollout memory | --hidden-sizes 99999 99999 -> network memory
-        --recurrent --data-chunk-length 7 -> 7 num_steps 25 | --env-id mpe2.simple_spred_v3 -> simple_spread_v3
-        --env-id mpe2.simple_speaker_listener_v4 --share-policy -> --no-share-policy
-        --env-id CartPole-v1 -> CartPole-v1 mpe2.simple_spread_v3 | --wrappers no.such.Wrapper -> no.such.Wrapper
-        --env-kwargs {nonsense -> env_kwargs | --env-kwargs [1] -> env_kwargs | --env-kwargs DEEP -> env_kwargs
-        --env-kwargs {"M":3} -> M | --env-id run_envs_teams:Unpicturable --capture-video -> Unpicturable
-        --env-id run_envs_teams:Blind --capture-video -> Blind""",
-    misfits="""--resume run --num-envs 8 -> num_envs | --resume run --state-type FP -> state_type
-        --resume run --happo --no-share-policy -> happo share_policy | --evaluate run --hidden-sizes 32 -> network
-        --evaluate run --recurrent -> network
-        --evaluate run --env-id mpe2.simple_v3 --env-kwargs {} -> simple_spread""",
+    options=lines(f"""--rho 0.5 | --phi 0.6 | {OWN_DEMOS} | --rho 0.5 --initial-reward-threshold 40 | {GRU}
+        --rho 0.2 --phi 0.5 --alpha 0 | --rho 0.2 --phi 0.5 --anneal-by current --demo-capacity 9
+        --clip-vloss --clip-vloss-coef 0.01 | --target-kl 1e-6 | --normalize-obs | --normalize-reward
+        --no-norm-adv | --ent-coef 0.01 | --clip-coef 0.1 | --hidden-sizes 32 | --no-anneal-lr"""),
+    no_observations=f"{NO_OBSERVATIONS} | channels_first ppo.py | channels_last ppo.py",
+    out_of_range=BAD_SIZES
+    + """
+        rho 1.5 | phi -0.1 | alpha -1 | demo-capacity 0 | gru-size 0 | chunk-length 0 | num-agent-demos-to-save 0
+        save-demos-every 0 | initial-reward-threshold nan""",
+    refused=BAD_ROLLOUTS
+    + """--rho 0.8 --phi 0.3 -> rho phi environment | --rho 1 --phi 0 -> rho phi environment
+        --recurrent --num-steps 100 -> num_steps chunk_length | --hidden-sizes --gamma 0.9 -> hidden_sizes layer
+        --recurrent --num-envs 3 --num-minibatches 8 -> 12 chunks 8 minibatches
+        --env-id MiniGrid-Empty-5x5-v0 --normalize-obs -> normalize_obs one-hot
+        --initial-human-demos-dir taken -> taken demos/record.py | --initial-agent-demos-dir missing -> missing
+        --supplementary-demos-dir taken -> taken folder | --supplementary-demos-dir missing -> missing folder
+        --target-agent-demos-dir taken -> taken folder | --target-agent-demos-dir taken/deeper -> taken folder""",
+    diverges=DIVERGES,
+    misfits="""--resume run --rho 0.3 -> rho | --evaluate run --hidden-sizes 32 -> network
+        --resume run --recurrent -> recurrent | --resume run --demo-capacity 7 -> demo_capacity""",
 )
-SHORT_SPREAD = "--env-id mpe2.simple_spread_v3 --max-episode-steps 10"
-TEAM = "--hidden-sizes 8 --batch-size 16 --learning-starts 40"
-TEAM_SMALL = f"--num-envs 2 {TEAM}"
-MADDPG_MATD3 = Script(
-    name="maddpg_matd3.py",
-    home=SHORT_SPREAD,
-    fast=f"{TEAM} --num-envs 4 --eval-episodes 4",
-    one=f"{TEAM} --num-envs 1 --eval-episodes 2",
-    stride=4,
-    explores=True,
-    teams=True,
-    kinds=small(
-        TEAM_SMALL,
-        {
-            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 60",
-            "listener, annealed": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --anneal-lr "
-            "--max-grad-norm 0.5",
-            "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
-            "reset not clean, wrapped": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
-            "return limit": "--env-id run_envs_teams:Endless --max-episode-return 8",
-            "stopped early": "--env-id run_envs_teams:Endless --max-episode-steps 7 --stop-at-return 5",
-        },
-    ),
-    kills={
-        name: f"{TEAM} --num-envs 4 --total-timesteps 20000 --checkpoint-every 800 --eval-episodes 2 {flags}"
-        for name, flags in {
-            "spread": SHORT_SPREAD,
-            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 4000",
-            "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
-            "processes": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --async-envs",
-            "own wrapper": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",
-        }.items()
-    },
-    learn="--num-envs 4 --hidden-sizes 32 --batch-size 64 --learning-starts 200 --gamma 0.5 --output-penalty 1e-4 "
-    "--actor-learning-rate 3e-3 --critic-learning-rate 3e-3 --tau 0.05 --exploration-noise 0.3 --total-timesteps 4000 "
-    "--eval-every 100000",
-    actions=words("discrete box integers"),
-    observations=words("matrix dict"),
-    options=lines("""--algorithm maddpg | --no-twin-q | --target-noise 0.5 | --noise-clip 0.1 | --policy-frequency 3
-        --state-type FP | --no-share-policy | --actor-learning-rate 1e-4 | --critic-learning-rate 1e-4 | --anneal-lr
-        --buffer-size 32 | --batch-size 20 | --learning-starts 50 | --train-frequency 8 | --gradient-steps 2
-        --gamma 0.5 | --n-step 2 | --tau 0.5 | --exploration-noise 0.9 | --output-penalty 1 | --hidden-sizes 9
-        --critic-hidden-sizes 9 | --max-grad-norm 0.01 | --env-kwargs {} --gumbel-temperature 2"""),
-    no_actions=f"{NO_ACTIONS} | multidiscrete MultiDiscrete | multibinary MultiBinary",
-    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box",
-    out_of_range="""n-step 0 | tau 1.5 -1 | gumbel-temperature 0 | batch-size 0 | buffer-size 0 | train-frequency 0
-        gradient-steps 0 | policy-frequency 0 | target-noise -1 nan | exploration-noise -0.1 | learning-starts -1
-        actor-learning-rate nan | critic-learning-rate -1 | max-grad-norm -1 | critic-hidden-sizes 0""",
-    refused="""
-        --env-id mpe2.simple_spred_v3 -> mean mpe2.simple_spread_v3 | --env-id CartPole-v1 -> CartPole-v1 mpe2
-        --env-id mpe2.simple_speaker_listener_v4 --share-policy -> --no-share-policy
-        --env-id pettingzoo.classic.tictactoe -> pettingzoo.classic.tictactoe_v3
-        --env-id pettingzoo.classic.tictactoe_v3 -> turn-based parallel_env
-        --env-id tests.probes.maddpg_envs:Unbounded -> bounded mappo.py
-        --env-id tests.probes.maddpg_envs:Uneven -> agents alike
-        --env-id tests.probes.team_envs:Empty -> no agents | --env-id tests.probes.team_envs:Absent -> agent b
-        --env-kwargs [1] -> env-kwargs | --env-kwargs {"gravity":1} -> gravity | --wrappers nosuch -> nosuch
-        --buffer-size 10 --batch-size 11 -> buffer_size batch_size | --buffer-size 100000000000000 -> buffer_size
-        --buffer-size 100 --num-envs 40 --batch-size 90 -> buffer_size num_envs
-        --hidden-sizes 99999 99999 -> network memory
-        --twin-q --policy-frequency 2 --target-noise 0.2 --algorithm maddpg -> algorithm matd3
-        --env-id run_envs_teams:Endless --capture-video -> Endless rgb_array""",
-    diverges="--critic-learning-rate 1e14",
-    misfits="""--resume run --algorithm maddpg -> algorithm | --resume run --n-step 2 -> n_step
-        --resume run --state-type FP -> state_type | --evaluate run --hidden-sizes 32 -> network""",
-)
-SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, QLEARNING, MAPPO, MADDPG_MATD3]}
+SCRIPTS = {script.name: script for script in [PPO, PPO_MASKED, PPO_RND, PPOD, QLEARNING]}
