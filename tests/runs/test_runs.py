@@ -307,8 +307,6 @@ def test_evaluation_counts_nothing_after_an_episode_ended(program):
     here an episode's return is its length, and the lengths differ."""
     lengths, env = [], gym.make("run_envs:Uneven-v0")
     for seed in range(5, 17):
-        if program.teams:  # TeamEnv draws the seed of each episode
-            seed = int(np.random.default_rng(seed).integers(2**31))
         env.reset(seed=seed)
         lengths.append(env.unwrapped.left)
     assert len(set(lengths)) > 4
