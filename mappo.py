@@ -11,7 +11,7 @@ Several agents share one reward. Each acts on what it alone observes (o^i); whil
 s of all. So every agent does PPO with an advantage A that the whole team has in common, r^i being its own ratio of new
 to old policy (arXiv 2103.01955, appendix A):
 
-    L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / mu(a^i|o^i)
+    L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
 HAPPO updates separate policies one after the other, in random order, each with A times the ratios of those that have
 moved already: A M, M = prod_j r^j, so that every step counts with the team as it is by then (arXiv 2109.11251).
@@ -21,32 +21,29 @@ moved already: A M, M = prod_j r^j, so that every step counts with the team as i
     python mappo.py --evaluate runs/DIR --render                             # play what a run has left behind
 
 Papers: MAPPO arXiv 2103.01955, HAPPO arXiv 2109.11251 and 2304.09870, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
+The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
-import argparse
-import contextlib
-import dataclasses
-import datetime
 import difflib
-import functools
-import importlib.metadata
-import importlib.util
-import io
-import itertools
+import importlib
 import json
 import math
 import os
-import pickle
 import pkgutil
 import platform
 import re
-import subprocess
+import signal
 import sys
+import threading
 import time
-import typing
 from collections import namedtuple
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
+from shlex import quote
 from types import SimpleNamespace
 from typing import Literal
 
@@ -58,23 +55,10 @@ from gymnasium import spaces
 from torch import nn
 from tqdm import tqdm
 
-# Settings that learn, per environment; what the user gives wins. docs/mappo.md says which of them were confirmed.
-PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
-TUNED = {
-    "mpe2.simple_spread_v3": PARTICLES,
-    "mpe2.simple_reference_v3": PARTICLES | {"action_factor": 5, "num_envs": 64, "ent_coef": 0.003,
-                                                "total_timesteps": 1_000_000},
-    "mpe2.simple_speaker_listener_v4": PARTICLES | {"share_policy": False},
-}  # fmt: skip
 
-
-@dataclass
+@dataclass(kw_only=True)
 class Args:
-    """Every flag with its default, or what TUNED has for the environment.
-
-    The tuned values depend on the environment, and a value that the user gives wins: so `__new__` notes what was given,
-    and `__post_init__` fills in the rest. (dataclasses.replace gives every value: make new Args for a new environment.)
-    """
+    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
 
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of such a function
@@ -83,30 +67,29 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # play each environment in a process of its own
-    total_timesteps: int = 1_000_000  # environment steps to train for; in each, all agents act
+    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count); in each, all agents act
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
-    seed: int = 1  # of everything that is drawn at random
+    seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
-    torch_threads: int = 0  # 0: one (more fight over small matrices)
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints; 0: a twentieth of the run
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
-    run_dir: str | None = None  # where to write; None: runs/ENV__mappo__SEED__TIME
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
     share_policy: bool = True  # one policy for all agents, or one for each
-    action_factor: int = 0  # split Discrete(n) actions, n a larger multiple of this, in two: action % this and the rest
     happo: bool = False  # update the policies one after the other, each knowing how the earlier ones have moved
-    state_type: Literal["EP", "FP"] = "EP"  # the critic's input: the environment's state, or each agent's view of it
+    state_type: Literal["EP", "FP"] = "EP"  # the critic's input: EP, one state for all; FP, a state for each agent
+    action_factor: int = 0  # split Discrete(n) actions, n a larger multiple of this, in two: action % this and the rest
     recurrent: bool = False  # a GRU in actors and critic
     data_chunk_length: int = 25  # recurrent: steps through which gradients flow back; 0: the whole rollout
-    learning_rate: float = 7e-4  # of Adam, for actors and critic
+    learning_rate: float = 7e-4  # Adam's learning rate, for actors and critic
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 32  # environments played side by side
     num_steps: int = 25  # steps of each environment per rollout
@@ -118,80 +101,909 @@ class Args:
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their moving mean and deviation
     clip_vloss: bool = True  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # how far a value may move before its loss is clipped
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     huber_delta: float = 10.0  # errors of the critic beyond this count linearly
     ent_coef: float = 0.01  # weight of the entropy bonus
-    max_grad_norm: float = 10.0  # longer gradients are shortened to this norm
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the actors
-    critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of the critic; None: as the actors'
-
-    def __new__(cls, *_, **given):
-        """Note which arguments are given."""
-        self = super().__new__(cls)
-        self.given = given
-        return self
-
-    def __post_init__(self):
-        """Fill in the others, from the run that is resumed or evaluated, else from `config`, else from TUNED."""
-        run_dir = self.resume or self.evaluate
-        source = f"{run_dir}/config.json" if run_dir else self.config
-        for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (self.evaluate and name in ("device", "capture_video")):  # training's own
-                setattr(self, name, value)
+    max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actors' hidden layers
+    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actors'
 
 
-class UserError(Exception):
-    """Something the user can mend: shown as one line, with exit code 2."""
+# ------------------------------------------------------------------------------------------------------- networks
+# layer, mlp, categorical and gaussian are those of ppo.py and stand below the story.
 
 
-MODES = "resume evaluate model render config run_dir".split()  # what to do, not how: never taken from a config
-RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
-RESUMABLE += "device torch_threads progress".split()  # these may change when a run is resumed
-COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
-RANGES = dict.fromkeys([*COUNTS, "hidden_sizes", "critic_hidden_sizes"], (1, math.inf))
-RANGES |= dict.fromkeys(("stop_at_return", "max_episode_return"), (-math.inf, math.inf))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1)}
-RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
+class TeamNetwork(nn.Module):
+    """An MLP; a recurrent one has a GRU before its last layer, with states (N, 1, H). Without one, H = 0."""
+
+    def __init__(self, inputs, hidden_sizes, outputs, recurrent, gain, device="cpu"):
+        super().__init__()
+        self.recurrent = recurrent
+        self.hidden_size = hidden_sizes[-1] if recurrent else 0
+        self.device = device
+        if recurrent:
+            size = self.hidden_size
+            self.body = nn.Sequential(mlp(inputs, hidden_sizes[:-1], size, gain=2**0.5), nn.Tanh())
+            self.gru = gru_cell(size)
+            self.head = layer(nn.Linear(size, outputs), gain)
+        else:
+            self.mlp = mlp(inputs, hidden_sizes, outputs, gain)
+        self.to(device)
+
+    def forward(self, x, rnn_states, masks):
+        """(outputs (L·N, outputs), rnn_states (N, 1, H) after the last step) of L steps of N streams, as tensors.
+
+        Inputs (L·N, inputs) are time-major; rnn_states are those before the first step. A step whose mask (L·N, 1) is 0
+        is the last of its episode: the next one begins with a state of zeros.
+        """
+        if not self.recurrent:
+            return self.mlp(x), rnn_states
+        x = self.body(x)
+        h = rnn_states.squeeze(1)
+        N = len(h)
+        hidden = []
+        for x_t, mask_t in zip(x.split(N), masks.split(N)):
+            h = self.gru(x_t, h)
+            hidden.append(h)
+            h = h * mask_t
+        return self.head(torch.cat(hidden)), h.unsqueeze(1)
+
+    @torch.no_grad()
+    def step(self, x, rnn_states, masks):
+        """The same for a single step (L = 1), from NumPy arrays to NumPy arrays: acting calls this."""
+        x = torch.as_tensor(x, device=self.device)
+        if not self.recurrent:
+            return as_numpy(self.mlp, x), rnn_states
+        rnn_states = torch.as_tensor(rnn_states, device=self.device)
+        masks = torch.as_tensor(masks, device=self.device)
+        outputs, rnn_states = self(x, rnn_states, masks)
+        return outputs.cpu().numpy(), rnn_states.cpu().numpy()
 
 
-def read_config(path):
-    """The arguments in the config.json of a run, as a dict. UserError if it is none, or has an unknown field."""
-    try:
-        stored = json.loads(Path(path).read_text())["args"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not the config.json of a run: {error!r}") from None
-    if unknown := [name for name, _ in stored if name not in typing.get_type_hints(Args)]:
-        raise UserError(f"{path}: unknown field {', '.join(unknown)}")
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in stored if k not in MODES}
+class AgentPolicy(nn.Module):
+    """A policy: from what an agent observes to a distribution over its actions.
+
+    A Box action is Gaussian. Discrete and MultiDiscrete actions consist of one or several categorical factors.
+    Everywhere but in the environment, actions are (B, D): a column for each factor or dimension.
+    """
+
+    def __init__(self, inputs, action_space, args, device="cpu"):
+        super().__init__()
+        self.device = device
+        self.action_space = action_space
+        self.continuous = isinstance(action_space, spaces.Box)
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; of a Box only its dimensions
+        outputs = sum(self.output_sizes)
+        # The small gain makes the first policy nearly uniform, or the first means nearly 0.
+        self.network = TeamNetwork(inputs, args.hidden_sizes, outputs, args.recurrent, 0.01, device)
+        if self.continuous:
+            self.log_std = nn.Parameter(torch.zeros(outputs, device=device))
+
+    def mask(self, output, available_actions):
+        """Logits that are -1e9 where an action is not available; if there are no masks, the output as it is."""
+        if available_actions.shape[1] == 0:
+            return output
+        return output.masked_fill(available_actions == 0, -1e9)
+
+    def distribution(self, output, actions):
+        """(log-probs, entropies), each (B, 1), of actions (B, D), from logits or means."""
+        if self.continuous:
+            log_probs, entropies = gaussian(output, actions, self.log_std)
+        else:
+            log_probs, entropies = categorical(output, actions, self.output_sizes)
+        return log_probs.unsqueeze(1), entropies.unsqueeze(1)
+
+    def forward(self, obs, rnn_states, masks, available_actions, actions):
+        """(log-probs, entropies), each (L·N, 1), of L steps, as tensors; inputs as those of TeamNetwork."""
+        output, _ = self.network(obs, rnn_states, masks)
+        return self.distribution(self.mask(output, available_actions), actions)
+
+    def policy_output(self, obs, rnn_states, masks, available_actions):
+        """(masked logits or means (N, …), a tensor; the next rnn_states) for NumPy arrays (N, …)."""
+        output, rnn_states = self.network.step(obs, rnn_states, masks)
+        output = torch.as_tensor(output, device=self.device)
+        return self.mask(output, torch.as_tensor(available_actions, device=self.device)), rnn_states
+
+    @torch.no_grad()
+    def sample(self, obs, rnn_states, masks, available_actions, rng):
+        """(actions (N, D), their log-probs (N, 1), the next rnn_states), drawn with the NumPy generator `rng`."""
+        output, rnn_states = self.policy_output(obs, rnn_states, masks, available_actions)
+        logits_or_means = output.cpu().numpy()
+        if self.continuous:
+            noise = rng.standard_normal(logits_or_means.shape, np.float32)
+            actions = logits_or_means + self.log_std.exp().cpu().numpy() * noise
+        else:
+            # The Gumbel-max trick: the argmax of logits + Gumbel noise is a draw from their softmax.
+            noise = rng.gumbel(size=logits_or_means.shape)
+            actions = argmax_of_factors(logits_or_means + noise, self.output_sizes)
+        log_probs, _ = self.distribution(output, torch.as_tensor(actions, device=self.device))
+        return actions, log_probs.cpu().numpy(), rnn_states
+
+    def mode(self, obs, rnn_states, masks, available_actions):
+        """(the likeliest actions (N, D), the next rnn_states)."""
+        output, rnn_states = self.policy_output(obs, rnn_states, masks, available_actions)
+        output = output.cpu().numpy()
+        actions = output if self.continuous else argmax_of_factors(output, self.output_sizes)
+        return actions, rnn_states
 
 
-def check_args(args):
-    """UserError that names the first argument of a wrong type, out of range or at odds with another."""
+class Team(nn.Module):
+    """The policies of all agents, the critic that they have in common, and the normaliser of its targets.
 
-    def fits(value, hint):  # hint: a plain type, a Literal, a union, or a tuple of one type
-        origin, options = typing.get_origin(hint), typing.get_args(hint)
-        if origin is Literal:
-            return value in options
-        if origin is tuple:
-            return type(value) is tuple and all(fits(item, options[0]) for item in value)
-        return any(fits(value, o) for o in options) or type(value) is hint or (hint is float and type(value) is int)
+    There is one policy, which all agents follow, or one for each: `followers` says who follows which.
+    """
 
-    for name, hint in typing.get_type_hints(Args).items():
-        value = getattr(args, name)
-        if not fits(value, hint):
-            kind = str(hint) if typing.get_args(hint) else hint.__name__
-            raise UserError(f"{name} must be {kind.removeprefix('typing.')}, not {value!r}")
-        low, high = RANGES.get(name, (0, math.inf))
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not (low <= number <= high and math.isfinite(number)):
-                raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
-    if args.capture_video and not importlib.util.find_spec("moviepy"):
-        raise UserError("capture_video needs moviepy: pip install moviepy")
-    if args.resume and (args.run_dir or args.evaluate):
-        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
+    def __init__(self, layout, action_spaces, args, device="cpu"):
+        super().__init__()
+        self.layout = layout
+        self.args = args
+        self.device = device
+        self.num_agents = len(action_spaces)
+        self.followers = [range(self.num_agents)] if args.share_policy else [[i] for i in range(self.num_agents)]
+        obs_sizes = [part.stop - part.start for part in layout.observations]
+        self.widest = max(obs_sizes)
+        self.actors = nn.ModuleList()
+        for first, *_ in self.followers:
+            self.actors.append(AgentPolicy(obs_sizes[first], action_spaces[first], args, device))
+        self.state_size = layout.state.stop - layout.state.start
+        if args.state_type == "FP":
+            self.state_size += self.widest
+        critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+        self.critic = TeamNetwork(self.state_size, critic_sizes, 1, args.recurrent, 1.0, device)
+        self.value_norm = ValueNorm() if args.value_norm else None  # on the CPU: some devices lack float64
+        self.begin_episodes(1)
+
+    def actor(self, i):
+        """The policy that agent i follows."""
+        return self.actors[i] if len(self.actors) > 1 else self.actors[0]
+
+    def share_obs(self, parts):
+        """What the critic sees: the state (N, S), or with FP a state for each agent, (N, n, S); parts: see split_rows.
+
+        That is what the agent observes, as wide as the widest, beside the state of all; zeros once it is dead.
+        """
+        if self.args.state_type == "EP":
+            return parts.state
+        share_obs = np.zeros((len(parts.state), self.num_agents, self.state_size), np.float32)
+        for i, obs in enumerate(parts.obs):
+            share_obs[:, i, : obs.shape[1]] = obs * parts.alive[i]
+            share_obs[:, i, self.widest :] = parts.state * parts.alive[i]
+        return share_obs
+
+    def sample(self, buffers, t, rng):
+        """What all agents do in row t of their buffers: lists of their actions, log-probs and next rnn_states."""
+        samples = []
+        for i, buffer in enumerate(buffers):
+            inputs = buffer.obs[t], buffer.rnn_states[t], buffer.masks[t], buffer.available_actions[t]
+            samples.append(self.actor(i).sample(*inputs, rng))
+        return zip(*samples)
+
+    def values(self, buffer, t):
+        """(values (…, 1) as the critic gives them, the next rnn_states_critic) of row t of the critic's buffer."""
+        share_obs = buffer.share_obs[t]
+        states = buffer.rnn_states_critic[t]
+        streams = share_obs.shape[:-1]  # N, or with FP N, n
+        count = math.prod(streams)
+        flat_states = states.reshape(count, 1, states.shape[-1])
+        inputs = share_obs.reshape(count, -1), flat_states, buffer.masks[t].reshape(count, 1)
+        values, next_states = self.critic.step(*inputs)
+        return values.reshape(*streams, 1), next_states.reshape(states.shape)
+
+    def to_env(self, actions):
+        """The tuple of all agents' actions that the environment takes."""
+        return tuple(to_space(self.actor(i).action_space, actions[i]) for i in range(self.num_agents))
+
+    def begin_episodes(self, num_envs):
+        """Forget all that was seen: what `act` is shown next are the first rows of num_envs episodes."""
+        hidden_size = self.actors[0].network.hidden_size
+        self.memory = np.zeros((self.num_agents, num_envs, 1, hidden_size), np.float32)
+
+    def act(self, rows):
+        """What the deterministic policies do, as the environment takes it: evaluations call this.
+
+        Recurrent policies remember from call to call, and forget where a row begins an episode.
+        """
+        if self.memory.shape[1] != len(rows):
+            self.begin_episodes(len(rows))
+        self.memory[:, rows[:, 0] == 1] = 0
+        masks = np.ones((len(rows), 1), np.float32)
+        parts = split_rows(self.layout, rows)
+        actions = []
+        for i in range(self.num_agents):
+            inputs = parts.obs[i], self.memory[i], masks, parts.available_actions[i]
+            action, self.memory[i] = self.actor(i).mode(*inputs)
+            actions.append(action)
+        return self.to_env(actions)
 
 
-# ---------------------------------------------------------------------------------------------------- environment
+# -------------------------------------------------------------------------------------------- returns and buffers
+# Rollouts are time-major. An array of what is there before a step has T + 1 rows, of what a step brings T. N is the
+# number of environments, n of agents.
+#
+# After an episode's end the next row only resets its environment (next-step autoreset), and what is done in it is
+# ignored. It holds the final observation, so the true successor of step t is always what stands in row t + 1:
+#
+#     row  observation   reward  masks  bad_masks  active_masks   An episode of two steps that was truncated in s2, as
+#      0   s0            r0      1      1          1              the masks of row 2 say; had it terminated, bad_masks
+#      1   s1            r1      1      1          1              would be 1. Where masks are 0, no return reaches back
+#      2   s2, final     0       0      0          0              across, and recurrent networks, having seen s2, begin
+#      3   s0, the next  r0      1      1          1              anew. A dead agent's active_masks are 0 as well.
+
+ACTOR_FIELDS = "obs rnn_states actions masks active_masks available_actions log_probs factor advantages"
+ActorBatch = namedtuple("ActorBatch", ACTOR_FIELDS)
+CriticBatch = namedtuple("CriticBatch", "share_obs rnn_states_critic masks active_masks value_preds returns")
+
+
+def feed_forward_batches(fields, num_mini_batch, rng):
+    """Yield dicts of the fields' rows (B, …), which together hold all of (T, S, …) once, in random order."""
+    flat = {name: x.flatten(0, 1) for name, x in fields.items()}
+    count = len(flat["masks"])
+    order = torch.as_tensor(rng.permutation(count), device=flat["masks"].device)
+    for rows in order.tensor_split(num_mini_batch):
+        yield {name: x[rows] for name, x in flat.items()}
+
+
+def recurrent_batches(fields, num_mini_batch, length, rng):
+    """Yield dicts of the fields' rows (L·C, …), time-major, in C random chunks of L = `length` steps.
+
+    Fields are (T, S, …): of each of S streams the T steps are cut into chunks, numbered stream by stream. Length T
+    takes streams whole. Of the fields called rnn_states… a batch has the first step of each chunk alone, (C, …).
+    """
+    T = len(fields["masks"])
+    if T % length != 0:
+        raise ValueError(f"chunks of {length} steps do not divide a rollout of {T}")
+    chunks = {}  # (S·T / L, L, …)
+    for name, x in fields.items():
+        chunks[name] = x.swapaxes(0, 1).unflatten(1, (T // length, length)).flatten(0, 1)
+    order = torch.as_tensor(rng.permutation(len(chunks["masks"])), device=chunks["masks"].device)
+    for numbers in order.tensor_split(num_mini_batch):
+        rows = {}
+        for name, x in chunks.items():
+            steps = x[numbers].swapaxes(0, 1)  # (L, C, …)
+            rows[name] = steps[0] if name.startswith("rnn_states") else steps.flatten(0, 1)
+        yield rows
+
+
+class OnPolicyActorBuffer:
+    """What one agent saw and did in a rollout: obs (T + 1, N, …), actions (T, N, D) and so on; see the table above.
+
+    `available_actions` (T + 1, N, choices) has no choices if all are always available; recurrent states are
+    (T + 1, N, 1, H), with H = 0 for a policy without. `factor` (T, N, 1) is HAPPO's M.
+    """
+
+    def __init__(self, num_steps, num_envs, obs_size, action_space, num_choices=0, hidden_size=0, device="cpu"):
+        T, N = num_steps, num_envs
+        D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
+        action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
+        self.obs = np.zeros((T + 1, N, obs_size), np.float32)
+        self.rnn_states = np.zeros((T + 1, N, 1, hidden_size), np.float32)
+        self.available_actions = np.ones((T + 1, N, num_choices), np.float32)
+        self.masks = np.ones((T + 1, N, 1), np.float32)
+        self.active_masks = np.ones((T + 1, N, 1), np.float32)
+        self.actions = np.zeros((T, N, D), action_dtype)
+        self.action_log_probs = np.zeros((T, N, 1), np.float32)
+        self.factor = np.ones((T, N, 1), np.float32)
+        self.num_steps = num_steps
+        self.device = device
+        self.step = 0
+
+    def insert(self, obs, rnn_states, actions, action_log_probs, masks, active_masks=None, available_actions=None):
+        """Append a step, each argument (N, …): what was done in this row, and all else as it is in the next."""
+        t = self.step
+        self.actions[t] = actions
+        self.action_log_probs[t] = action_log_probs
+        self.obs[t + 1] = obs
+        self.rnn_states[t + 1] = rnn_states
+        self.masks[t + 1] = masks
+        self.active_masks[t + 1] = masks if active_masks is None else active_masks
+        if available_actions is not None:
+            self.available_actions[t + 1] = available_actions
+        self.step = (t + 1) % self.num_steps
+
+    def after_update(self):
+        """Begin the next rollout where this one ended."""
+        for x in (self.obs, self.rnn_states, self.masks, self.active_masks, self.available_actions):
+            x[0] = x[-1]
+        self.factor[:] = 1
+
+    def fields(self, advantages):
+        """What batches consist of, as tensors (T, N, …); advantages are (T, N, 1)."""
+        fields = {
+            "obs": self.obs[:-1],
+            "rnn_states": self.rnn_states[:-1],
+            "actions": self.actions,
+            "masks": self.masks[:-1],
+            "active_masks": self.active_masks[:-1],
+            "available_actions": self.available_actions[:-1],
+            "log_probs": self.action_log_probs,
+            "factor": self.factor,
+            "advantages": advantages,
+        }
+        return {name: torch.as_tensor(x, device=self.device) for name, x in fields.items()}
+
+    def feed_forward_generator_actor(self, advantages, num_mini_batch, rng):
+        """Yield ActorBatches of single rows (B, …) in random order."""
+        for rows in feed_forward_batches(self.fields(advantages), num_mini_batch, rng):
+            yield ActorBatch(**rows)
+
+    def naive_recurrent_generator_actor(self, advantages, num_mini_batch, rng):
+        """Yield ActorBatches of whole rollouts (T·C, …) of environments in random order."""
+        for rows in recurrent_batches(self.fields(advantages), num_mini_batch, self.num_steps, rng):
+            yield ActorBatch(**rows)
+
+    def recurrent_generator_actor(self, advantages, num_mini_batch, data_chunk_length, rng):
+        """Yield ActorBatches of chunks of `data_chunk_length` steps (L·C, …) in random order."""
+        for rows in recurrent_batches(self.fields(advantages), num_mini_batch, data_chunk_length, rng):
+            yield ActorBatch(**rows)
+
+
+class CriticBuffer:
+    """What the critic saw in a rollout: share_obs (T + 1, *streams, S) and so on, with a value and return per stream.
+
+    The values are those the critic gave: normalised, if it predicts normalised returns. With `gae_lambda` None there
+    is no GAE: returns are discounted rewards. Rows whose `active_masks` are 0 do not count in the value loss; unless
+    they are given, these are the reset rows.
+    """
+
+    def __init__(self, num_steps, streams, state_size, hidden_size=0, device="cpu", gamma=0.99, gae_lambda=0.95):
+        T = num_steps
+        self.share_obs = np.zeros((T + 1, *streams, state_size), np.float32)
+        self.rnn_states_critic = np.zeros((T + 1, *streams, 1, hidden_size), np.float32)
+        self.masks = np.ones((T + 1, *streams, 1), np.float32)
+        self.bad_masks = np.ones((T + 1, *streams, 1), np.float32)
+        self.active_masks = np.ones((T + 1, *streams, 1), np.float32)
+        self.value_preds = np.zeros((T + 1, *streams, 1), np.float32)
+        self.rewards = np.zeros((T, *streams, 1), np.float32)
+        self.advantages = np.zeros((T, *streams, 1), np.float32)
+        self.returns = np.zeros((T, *streams, 1), np.float32)
+        self.num_steps = num_steps
+        self.device = device
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.step = 0
+
+    def insert(self, share_obs, rnn_states_critic, value_preds, rewards, masks, bad_masks, active_masks=None):
+        """Append a step, each argument (*streams, …): value and reward of this row, all else as it is in the next."""
+        t = self.step
+        self.value_preds[t] = value_preds
+        self.rewards[t] = rewards
+        self.share_obs[t + 1] = share_obs
+        self.rnn_states_critic[t + 1] = rnn_states_critic
+        self.masks[t + 1] = masks
+        self.bad_masks[t + 1] = bad_masks
+        self.active_masks[t + 1] = masks if active_masks is None else active_masks
+        self.step = (t + 1) % self.num_steps
+
+    def after_update(self):
+        """Begin the next rollout where this one ended."""
+        for x in (self.share_obs, self.rnn_states_critic, self.masks, self.bad_masks, self.active_masks):
+            x[0] = x[-1]
+
+    def compute_returns(self, next_value, value_normalizer=None):
+        """Set returns and advantages, in the units of rewards; `next_value` is the critic's value of the last row.
+
+        A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eq. 16)
+        where A_{t+1} counts if the episode goes on, and V(s_{t+1}) unless it has terminated. Discounted returns are
+        those of lambda = 1.
+        """
+        self.value_preds[-1] = next_value
+        values = self.value_preds
+        if value_normalizer is not None:
+            values = value_normalizer.denormalize(values)
+        gae_lambda = 1.0 if self.gae_lambda is None else self.gae_lambda
+        goes_on = self.masks[1:]
+        was_cut_off = 1 - self.bad_masks[1:]
+        has_future = np.maximum(goes_on, was_cut_off)
+        advantage = 0.0
+        for t in reversed(range(self.num_steps)):
+            delta = self.rewards[t] + self.gamma * has_future[t] * values[t + 1] - values[t]
+            advantage = delta + self.gamma * gae_lambda * goes_on[t] * advantage
+            self.advantages[t] = advantage
+        self.returns = self.advantages + values[:-1]
+
+    def explained_variance(self):
+        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
+        active = self.active_masks[:-1] > 0
+        if not active.any():
+            return 0.0
+        errors = self.advantages[active]  # R - V
+        return 1 - errors.var() / (self.returns[active].var() + 1e-8)
+
+    def fields(self):
+        """What batches consist of, as tensors (T, *streams, …)."""
+        fields = {
+            "share_obs": self.share_obs[:-1],
+            "rnn_states_critic": self.rnn_states_critic[:-1],
+            "masks": self.masks[:-1],
+            "active_masks": self.active_masks[:-1],
+            "value_preds": self.value_preds[:-1],
+            "returns": self.returns,
+        }
+        return {name: torch.as_tensor(x, device=self.device) for name, x in fields.items()}
+
+    def feed_forward_generator_critic(self, num_mini_batch, rng):
+        """Yield CriticBatches of single rows (B, …) in random order."""
+        for rows in feed_forward_batches(self.fields(), num_mini_batch, rng):
+            yield CriticBatch(**rows)
+
+    def naive_recurrent_generator_critic(self, num_mini_batch, rng):
+        """Yield CriticBatches of whole rollouts (T·C, …) of streams in random order."""
+        for rows in recurrent_batches(self.fields(), num_mini_batch, self.num_steps, rng):
+            yield CriticBatch(**rows)
+
+    def recurrent_generator_critic(self, num_mini_batch, data_chunk_length, rng):
+        """Yield CriticBatches of chunks of `data_chunk_length` steps (L·C, …) in random order."""
+        for rows in recurrent_batches(self.fields(), num_mini_batch, data_chunk_length, rng):
+            yield CriticBatch(**rows)
+
+
+class OnPolicyCriticBufferEP(CriticBuffer):
+    """One state, value and return for each environment: arrays (T + 1, N, …). EP: "environment-provided" state."""
+
+    def __init__(self, num_steps, num_envs, state_size, *more, **options):
+        super().__init__(num_steps, (num_envs,), state_size, *more, **options)
+
+    def advantages_of(self, agent):
+        """The advantages (T, N, 1) that an agent learns from: all have the same."""
+        return self.advantages
+
+
+class OnPolicyCriticBufferFP(CriticBuffer):
+    """A state, value and return for each agent: arrays (T + 1, N, n, …).
+
+    Each value foretells what the whole team gets, also after the agent's death, from then on as V(0): all rows but
+    reset rows count in the value loss, so V(0) learns what on average follows a death. The MAPPO paper calls a state
+    that has the agent's observation in it agent-specific, and "feature-pruned" (FP) once what it has twice is pruned.
+    """
+
+    def __init__(self, num_steps, num_envs, num_agents, state_size, *more, **options):
+        super().__init__(num_steps, (num_envs, num_agents), state_size, *more, **options)
+
+    def insert(self, share_obs, rnn_states_critic, value_preds, rewards, masks, bad_masks, active_masks=None):
+        """Append a step; rewards, masks and bad_masks that the agents have in common may also be (N, 1)."""
+        for_each = lambda x: x[:, None] if np.ndim(x) == 2 else x
+        ends = for_each(masks), for_each(bad_masks)
+        super().insert(share_obs, rnn_states_critic, value_preds, for_each(rewards), *ends, active_masks)
+
+    def fields(self):
+        """The same, whose streams are the agents of all environments: (T, N·n, …)."""
+        return {name: x.flatten(1, 2) for name, x in super().fields().items()}
+
+    def advantages_of(self, agent):
+        """The advantages (T, N, 1) that an agent learns from: its own."""
+        return self.advantages[:, :, agent]
+
+
+# --------------------------------------------------------------------------------------------------------- losses
+
+
+def active_mean(x, active):
+    """Mean over the rows (B, 1) whose mask is 1; 0 if there are none."""
+    return (x * active).sum() / active.sum().clamp(min=1)
+
+
+def active_policy_loss(log_ratios, advantages, active, clip_coef):
+    """The clipped surrogate, negated, over active rows; all are (B, 1), log_ratios = log pi - log pi_old.
+
+    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ], where HAPPO has A M for A   (arXiv 2103.01955, appendix A)
+    """
+    ratios = log_ratios.exp()
+    clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
+    return -active_mean(torch.min(ratios * advantages, clipped * advantages), active)
+
+
+def huber_value_loss(values, old_values, returns, active, huber_delta, clip_coef=None):
+    """Mean Huber loss over active rows, all (B, 1): e²/2 up to |e| = delta, from there on linear.
+
+    With `clip_coef`, moving a value further gains nothing (arXiv 2103.01955, appendix A).
+    """
+    errors = nn.functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
+    if clip_coef is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        clipped_errors = nn.functional.huber_loss(clipped, returns, reduction="none", delta=huber_delta)
+        errors = torch.max(errors, clipped_errors)
+    return active_mean(errors, active)
+
+
+def normalize_active(advantages, active):
+    """Advantages with the mean and (population) deviation of the active ones taken out; arrays of equal shape."""
+    some = advantages[active > 0]
+    if some.size == 0:
+        return advantages
+    return (advantages - some.mean()) / (some.std() + 1e-5)
+
+
+def team_policy_loss(actor, batch, args):
+    """The loss of an ActorBatch, to be minimised, and a dict of figures to log."""
+    active = batch.active_masks
+    log_probs, entropies = actor(batch.obs, batch.rnn_states, batch.masks, batch.available_actions, batch.actions)
+    log_ratios = log_probs - batch.log_probs
+    pg_loss = active_policy_loss(log_ratios, batch.factor * batch.advantages, active, args.clip_coef)
+    entropy = active_mean(entropies, active)
+    loss = pg_loss - args.ent_coef * entropy
+    ratios = log_ratios.detach().exp()
+    clipped = ((ratios - 1).abs() > args.clip_coef).float()
+    figures = {
+        "policy_loss": pg_loss.detach(),
+        "entropy": entropy.detach(),
+        "approx_kl": active_mean(ratios - 1 - log_ratios.detach(), active),  # Schulman's k3, of KL(pi_old || pi)
+        "clip_fraction": active_mean(clipped, active),
+    }
+    return loss, figures
+
+
+def team_value_loss(critic, batch, value_norm, args):
+    """The loss of a CriticBatch."""
+    values, _ = critic(batch.share_obs, batch.rnn_states_critic, batch.masks)
+    returns = batch.returns if value_norm is None else value_norm.normalize(batch.returns)
+    clip_coef = args.clip_vloss_coef if args.clip_vloss else None
+    return huber_value_loss(values, batch.value_preds, returns, batch.active_masks, args.huber_delta, clip_coef)
+
+
+# -------------------------------------------------------------------------------------------------------- updates
+
+
+def join_agents(batches):
+    """One ActorBatch of several agents', (L·C, …) each: agents join the C chunks, time stays the slowest axis."""
+    length = len(batches[0].masks) // len(batches[0].rnn_states)
+    joined = {"rnn_states": torch.cat([batch.rnn_states for batch in batches])}
+    for name in ActorBatch._fields:
+        if name != "rnn_states":
+            parts = [getattr(batch, name).unflatten(0, (length, -1)) for batch in batches]
+            joined[name] = torch.cat(parts, dim=1).flatten(0, 1)
+    return ActorBatch(**joined)
+
+
+def actor_minibatches(buffers, advantages, args, rng):
+    """Yield an epoch of ActorBatches of agents who follow the same policy; buffers and advantages are one for each."""
+    epochs = []
+    for buffer, agent_advantages in zip(buffers, advantages):
+        if not args.recurrent:
+            epoch = buffer.feed_forward_generator_actor(agent_advantages, args.num_minibatches, rng)
+        elif args.data_chunk_length == 0:
+            epoch = buffer.naive_recurrent_generator_actor(agent_advantages, args.num_minibatches, rng)
+        else:
+            length = args.data_chunk_length
+            epoch = buffer.recurrent_generator_actor(agent_advantages, args.num_minibatches, length, rng)
+        epochs.append(epoch)
+    for batches in zip(*epochs):
+        batch = join_agents(batches)
+        if batch.active_masks.any():  # else all are dead, or wait for the next episode
+            yield batch
+
+
+def critic_minibatches(buffer, args, rng):
+    """Yield an epoch of CriticBatches."""
+    if not args.recurrent:
+        epoch = buffer.feed_forward_generator_critic(args.num_minibatches, rng)
+    elif args.data_chunk_length == 0:
+        epoch = buffer.naive_recurrent_generator_critic(args.num_minibatches, rng)
+    else:
+        epoch = buffer.recurrent_generator_critic(args.num_minibatches, args.data_chunk_length, rng)
+    for batch in epoch:
+        if batch.active_masks.any():
+            yield batch
+
+
+def normalized_advantages(critic_buffer, agents, buffers):
+    """Of each of these agents the advantages (T, N, 1), normalised over the active rows of all of them."""
+    advantages = np.stack([critic_buffer.advantages_of(i) for i in agents])
+    active = np.stack([buffer.active_masks[:-1] for buffer in buffers])
+    return normalize_active(advantages, active)
+
+
+@torch.no_grad()
+def ratios_now(actor, buffer):
+    """pi(a|o) / pi_old(a|o) (T, N, 1) of an agent's steps, pi being its policy as it is now; 1 where not active."""
+    rows = {name: x.flatten(0, 1) for name, x in buffer.fields(buffer.factor).items()}
+    first_states = torch.as_tensor(buffer.rnn_states[0], device=buffer.device)
+    log_probs, _ = actor(rows["obs"], first_states, rows["masks"], rows["available_actions"], rows["actions"])
+    ratios = ((log_probs - rows["log_probs"]) * rows["active_masks"]).exp()
+    return ratios.view(buffer.factor.shape).cpu().numpy()
+
+
+def mappo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run):
+    """MAPPO: every policy moves as if the others stood still (arXiv 2103.01955, algorithm 1)."""
+    for actor, optimizer, agents in zip(team.actors, optimizers, team.followers):
+        buffers = [actor_buffers[i] for i in agents]
+        advantages = normalized_advantages(critic_buffer, agents, buffers)
+        for _ in range(args.update_epochs):
+            for batch in actor_minibatches(buffers, advantages, args, rng):
+                loss, figures = team_policy_loss(actor, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(actor.parameters(), args.max_grad_norm)
+                optimizer.step()
+                run.log(**figures)
+
+
+def happo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run):
+    """HAPPO: one policy moves after the other, knowing how the earlier ones have (arXiv 2109.11251, algorithm 4)."""
+    factor = np.ones_like(actor_buffers[0].factor)  # M, the product of the ratios of those that have moved
+    for i in rng.permutation(team.num_agents):
+        actor = team.actors[i]
+        optimizer = optimizers[i]
+        buffer = actor_buffers[i]
+        buffer.factor[:] = factor
+        advantages = normalized_advantages(critic_buffer, [i], [buffer])
+        for _ in range(args.update_epochs):
+            for batch in actor_minibatches([buffer], advantages, args, rng):
+                loss, figures = team_policy_loss(actor, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(actor.parameters(), args.max_grad_norm)
+                optimizer.step()
+                run.log(**figures)
+        factor = factor * ratios_now(actor, buffer)
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def train(args):
+    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
+    check_args(args)
+    check_batches(args)
+    envs = make_envs(args, args.num_envs)
+    team = make_agent(args, envs)
+    actor_optimizers = [Adam(actor.parameters(), lr=args.learning_rate, eps=1e-5) for actor in team.actors]
+    critic_optimizer = Adam(team.critic.parameters(), lr=args.learning_rate, eps=1e-5)
+    parts = {f"actor_optimizer_{i}": optimizer for i, optimizer in enumerate(actor_optimizers)}
+    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **parts)
+    update_actors = happo_update if args.happo else mappo_update
+
+    while not run.is_finished():
+        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
+            envs, rows, rng = run.new_envs()
+            reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
+            actor_buffers, critic_buffer = make_buffers(args, team, rows)
+        learning_rate = args.learning_rate * (1 - run.step / args.total_timesteps if args.anneal_lr else 1)
+        for optimizer in [*actor_optimizers, critic_optimizer]:
+            optimizer.param_groups[0]["lr"] = learning_rate
+
+        for t in range(args.num_steps):
+            actions, log_probs, rnn_states = team.sample(actor_buffers, t, rng)
+            values, rnn_states_critic = team.values(critic_buffer, t)
+            rows, rewards, terminated, truncated, _ = envs.step(team.to_env(actions))
+            run.count(rows, rewards, terminated | truncated, reset_rows)
+            reset_rows = terminated | truncated
+            masks = 1 - reset_rows[:, None]
+            bad_masks = 1 - (truncated & ~terminated)[:, None]
+            parts = split_rows(team.layout, rows)
+            for i, buffer in enumerate(actor_buffers):
+                done = rnn_states[i], actions[i], log_probs[i]
+                buffer.insert(parts.obs[i], *done, masks, masks * parts.alive[i], parts.available_actions[i])
+            share_obs = team.share_obs(parts)
+            critic_buffer.insert(share_obs, rnn_states_critic, values, rewards[:, None], masks, bad_masks)
+
+        next_value, _ = team.values(critic_buffer, -1)
+        critic_buffer.compute_returns(next_value, team.value_norm)
+
+        update_actors(team, actor_optimizers, actor_buffers, critic_buffer, args, rng, run)
+        if team.value_norm is not None:
+            played = critic_buffer.active_masks[:-1] > 0
+            team.value_norm.update(torch.as_tensor(critic_buffer.returns[played]))
+        for _ in range(args.update_epochs):
+            for batch in critic_minibatches(critic_buffer, args, rng):
+                loss = team_value_loss(team.critic, batch, team.value_norm, args)
+                critic_optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(team.critic.parameters(), args.max_grad_norm)
+                critic_optimizer.step()
+                run.log(value_loss=loss.detach())
+        run.log(learning_rate=learning_rate, explained_variance=critic_buffer.explained_variance())
+        for buffer in [*actor_buffers, critic_buffer]:
+            buffer.after_update()
+        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+    return run.finish()
+
+
+# ===== helpers: settings, parts of the networks, Adam, teams of environments ==========================================
+
+RANGES = {"num_steps": (1, 1e9), "num_minibatches": (1, 1e9), "update_epochs": (1, 1e9), "gamma": (0, 1)}
+RANGES |= {"gae_lambda": (0, 1), "hidden_sizes": (1, 1e5), "critic_hidden_sizes": (1, 1e5), "huber_delta": (1e-9, 1e15)}
+# The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
+FIGURES = "learning_rate policy_loss value_loss entropy approx_kl clip_fraction explained_variance".split()
+CURVE = ["policy_loss", "value_loss", "entropy"]
+
+# Settings that learn, per environment. What the user gives wins. docs/mappo.md says which of them were confirmed.
+PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
+TUNED = {
+    "mpe2.simple_spread_v3": PARTICLES,
+    "mpe2.simple_reference_v3": PARTICLES | {"action_factor": 5, "num_envs": 64, "ent_coef": 0.003,
+                                             "total_timesteps": 1_000_000},
+    "mpe2.simple_speaker_listener_v4": PARTICLES | {"share_policy": False},
+}  # fmt: skip
+
+
+def tuned_settings(args):
+    """The settings of TUNED for args.env_id."""
+    return TUNED.get(args.env_id, {})
+
+
+def layer(module, gain=2**0.5):
+    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+def mlp(inputs, hidden_sizes, outputs, gain):
+    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
+        inputs = size
+    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
+
+
+def gru_cell(size):
+    """A GRU cell with orthogonal weights and zero biases."""
+    cell = nn.GRUCell(size, size)
+    for weight in (cell.weight_ih, cell.weight_hh):
+        nn.init.orthogonal_(weight)
+    for bias in (cell.bias_ih, cell.bias_hh):
+        nn.init.zeros_(bias)
+    return cell
+
+
+def categorical(logits, actions, sizes):
+    """Log-probs and entropies, each (B,), of actions (B, factors).
+
+    The factors are independent of each other; the logits (B, sum of sizes) of all of them stand side by side.
+    """
+    log_prob = 0
+    entropy = 0
+    for factor_logits, action in zip(logits.split(sizes, dim=1), actions.split(1, dim=1)):
+        log_probs = factor_logits.log_softmax(1)
+        log_prob = log_prob + log_probs.gather(1, action).squeeze(1)
+        entropy = entropy - (log_probs.exp() * log_probs).sum(1)
+    return log_prob, entropy
+
+
+def gaussian(mean, actions, log_std):
+    """Log-densities and entropies, each (B,), of actions (B, D) before they are clipped to the environment's bounds."""
+    z = (actions - mean) / log_std.exp()
+    log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+    return log_density.sum(1), entropy.sum().expand(len(mean))
+
+
+def as_numpy(network, x):
+    """What a network makes of a tensor x (B, inputs), as a NumPy array.
+
+    A small `mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call than
+    on the arithmetic, so that collecting is twice as fast this way. On larger ones NumPy would start several threads.
+    """
+    small = x.device.type == "cpu" and len(x) <= 32 and isinstance(network, nn.Sequential)
+    if not small or any(module.weight.numel() > 2**13 for module in network if isinstance(module, nn.Linear)):
+        return network(x).cpu().numpy()
+    x = x.numpy()
+    for module in network:
+        if isinstance(module, nn.Linear):
+            x = x @ module.weight.detach().numpy().T + module.bias.detach().numpy()
+        else:
+            x = np.tanh(x)
+    return x
+
+
+def output_sizes(space):
+    """Numbers of categories of the factors of a discrete action space; of a Box, its number of dimensions."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return [math.prod(space.shape)]
+
+
+class ValueNorm(nn.Module):
+    """Moving mean and deviation of the returns, by which the critic's targets are normalised.
+
+    m <- beta m + (1 - beta) E[R], and the same for E[R²] and for E[1], which is what the mean is divided by: the
+    average forgets its start at zero (arXiv 2103.01955, section 5.1; debiased as in arXiv 1412.6980, section 3).
+    """
+
+    def __init__(self, beta=0.99999):
+        super().__init__()
+        self.beta = beta
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean_square", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+
+    def update(self, returns):
+        """Take in a batch of returns, a tensor of any shape."""
+        returns = returns.detach().cpu().double()
+        if returns.numel() == 0:
+            return
+        self.mean.lerp_(returns.mean(), 1 - self.beta)
+        self.mean_square.lerp_(returns.square().mean(), 1 - self.beta)
+        self.weight.lerp_(torch.ones_like(self.weight), 1 - self.beta)
+
+    def mean_and_std(self):
+        """Two floats. The variance is at least 0.01."""
+        weight = max(self.weight.item(), 1e-5)
+        mean = self.mean.item() / weight
+        variance = self.mean_square.item() / weight - mean**2
+        return mean, math.sqrt(max(variance, 1e-2))
+
+    def normalize(self, returns):
+        """Returns, an array or a tensor, as the critic sees them."""
+        mean, std = self.mean_and_std()
+        return (returns - mean) / std
+
+    def denormalize(self, values):
+        """What the critic says, an array or a tensor, in the units of returns."""
+        mean, std = self.mean_and_std()
+        return values * std + mean
+
+
+def argmax_of_factors(logits, sizes):
+    """The category with the largest logit in each factor, (N, factors), of logits (N, sum of sizes) side by side."""
+    categories = []
+    first = 0
+    for size in sizes:
+        categories.append(logits[:, first : first + size].argmax(1))
+        first += size
+    return np.array(categories).T
+
+
+def to_space(space, actions):
+    """Actions (N, D) as the environment takes them: within the bounds of a Box, in the space's shape and type."""
+    actions = actions.reshape(-1, *space.shape)
+    if not isinstance(space, spaces.Box):
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+    actions = np.clip(actions, space.low, space.high)
+    if np.issubdtype(space.dtype, np.integer):
+        actions = np.rint(actions)
+    return actions.astype(space.dtype)
+
+
+class Adam:
+    """Adam (arXiv 1412.6980, algorithm 1), with the interface and the numbers of torch.optim.Adam.
+
+    Importing torch.optim takes a second, and its step on many small tensors three times as long as this one on one
+    vector, of which all parameters are made views.
+    """
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
+        self.parameters = list(parameters)
+        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps}]
+        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
+        self.m = torch.zeros_like(self.flat)
+        self.v = torch.zeros_like(self.flat)
+        self.t = 0
+        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
+            p.data = part.view_as(p)
+
+    def zero_grad(self):
+        """Forget all gradients."""
+        for p in self.parameters:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        """Move the parameters against their gradients."""
+        lr = self.param_groups[0]["lr"]
+        beta1, beta2 = self.param_groups[0]["betas"]
+        eps = self.param_groups[0]["eps"]
+        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
+        self.t += 1
+        self.m.lerp_(gradient, 1 - beta1)
+        self.v.lerp_(gradient**2, 1 - beta2)
+        denominator = self.v.sqrt() / math.sqrt(1 - beta2**self.t) + eps
+        self.flat.addcdiv_(self.m, denominator, value=-lr / (1 - beta1**self.t))
+
+    def state_dict(self):
+        """Moments and number of steps, for a checkpoint."""
+        return {"m": self.m, "v": self.v, "t": self.t}
+
+    def load_state_dict(self, state):
+        """Copy what state_dict returned."""
+        self.m.copy_(state["m"])
+        self.v.copy_(state["v"])
+        self.t = state["t"]
 
 
 class ReturnLimit(gym.Wrapper):
@@ -202,17 +1014,31 @@ class ReturnLimit(gym.Wrapper):
         self.limit = limit
 
     def reset(self, **kwargs):
+        """Begin an episode, whose return is 0 so far."""
         self.total = 0.0
         return self.env.reset(**kwargs)
 
     def step(self, action):
+        """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.total += float(reward)
         return obs, reward, terminated, truncated or self.total >= self.limit, info
 
 
-# Here state() is all observations side by side as well, but takes time, or fails once an agent is dead (multiwalker).
-JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")
+def find_wrapper(path):
+    """The wrapper that a dotted path names; a name without a dot is that of a class in this script."""
+    if path in globals():
+        return globals()[path]
+    with blame(f"there is no wrapper {path}", ImportError, AttributeError, ValueError):
+        return pkgutil.resolve_name(path)
+
+
+def episode_limit(args, spec=None):
+    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
+    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
+    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
+
+
 # Where things stand in an observation of TeamEnv: slices; of `observations` and `available`, one for each agent.
 Layout = namedtuple("Layout", "alive observations state available")
 
@@ -232,45 +1058,73 @@ class TeamEnv(gym.Env):
     "terminated".
     """
 
-    def __init__(self, make):
-        self.make, self.env, self.seed, self.actions = make, without_checks(make()), None, []
-        env, names = self.env, list(self.env.possible_agents)
-        self.names, self.metadata, self.render_mode = names, env.metadata, getattr(env, "render_mode", None)
-        _, infos = env.reset(seed=0)
-        given = {name: env.observation_space(name) for name in names}
-        self.observed = {name: space["observation"] if is_masked(space) else space for name, space in given.items()}
-        masked = any(is_masked(given[name]) or "action_mask" in infos.get(name, {}) for name in names)
-        self.own_state, state_size = False, 0
-        if not type(env.unwrapped).__module__.startswith(JOINED):
-            with contextlib.suppress(AttributeError, NotImplementedError):
-                state = np.asarray(env.state())
-                if state.dtype != np.uint8:  # images are too large
-                    self.own_state, state_size = True, state.size
+    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # their state() is all observations as well, or fails at a death
 
-        begin = 1 + len(names)
-        observations = slices([spaces.flatdim(self.observed[name]) for name in names], begin)
+    def __init__(self, env):
+        self.env = without_checks(env)
+        self.names = list(env.possible_agents)
+        self.metadata = env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
+        self.max_steps = getattr(env.unwrapped, "max_cycles", None)  # what PettingZoo's environments call their limit
+        _, infos = self.reset_parallel_env(seed=0)
+        masked = any("action_mask" in info for info in infos.values())
+        self.spaces = []  # of the agents' observations, without their masks
+        for name in self.names:
+            space = env.observation_space(name)
+            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as turn-based games have it
+                masked = True
+                space = space["observation"]
+            if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
+                wanted = "what makes a vector of 1 to 10,000 numbers: use --wrappers"
+                raise UserError(f"{env}: {name} observes {space}; this script needs {wanted}")
+            self.spaces.append(space)
+
+        own_state_size = self.own_state_size()
+        self.has_own_state = own_state_size > 0
+        action_spaces = [env.action_space(name) for name in self.names]
+        choices = [getattr(space, "n", 0) if masked else 0 for space in action_spaces]
+        alive = slice(1, 1 + len(self.names))
+        observations = slices([spaces.flatdim(space) for space in self.spaces], alive.stop)
         end = observations[-1].stop
-        state = slice(end, end + state_size) if self.own_state else slice(begin, end)
-        choices = [getattr(env.action_space(name), "n", 0) if masked else 0 for name in names]
-        self.layout = Layout(slice(1, begin), observations, state, slices(choices, state.stop))
+        state = slice(end, end + own_state_size) if self.has_own_state else slice(alive.stop, end)
+        self.layout = Layout(alive, observations, state, slices(choices, state.stop))
         self.observation_space = spaces.Box(-np.inf, np.inf, (self.layout.available[-1].stop,))
-        self.action_space = spaces.Tuple([env.action_space(name) for name in names])
+        self.action_space = spaces.Tuple(action_spaces)
+
+    def own_state_size(self):
+        """Numbers in the environment's own state; 0 if it has none, or only the observations once more, or an image."""
+        joined = type(self.env.unwrapped).__module__.startswith(self.JOINED)
+        if joined or not callable(getattr(self.env.unwrapped, "state", None)):
+            return 0
+        try:
+            state = np.asarray(self.env.state())
+        except (AttributeError, NotImplementedError):
+            return 0
+        return 0 if state.dtype == np.uint8 else state.size
+
+    def reset_parallel_env(self, seed):
+        """What reset returns, if somebody takes part and each of them has an observation; else UserError."""
+        obs, infos = self.env.reset(seed=seed)
+        if not self.env.agents:
+            raise UserError(f"{self.env} has no agents when an episode begins")
+        for name in self.env.agents:
+            if name not in self.names or name not in obs:
+                raise UserError(f"{self.env}: agent {name} takes part, but has no observation or is no possible agent")
+        return obs, infos
 
     def reset(self, *, seed=None, options=None):
+        """The first row of an episode. Environments differ in what they do without a seed: each episode gets one."""
         super().reset(seed=seed)
-        return self.begin(int(self.np_random.integers(2**31)))
-
-    def begin(self, seed):
-        """Start the episode that `seed` alone decides."""
-        self.seed, self.actions = seed, []
-        obs, infos = self.env.reset(seed=seed)
+        if seed is None:
+            seed = int(self.np_random.integers(2**31))
+        obs, infos = self.reset_parallel_env(seed)
         self.alive = np.array([name in self.env.agents for name in self.names])
         row = self.row(obs, infos)
         row[0] = 1
         return row, self.info({}, {})
 
     def step(self, actions):
-        self.actions.append(actions)
+        """All who are alive act; what the others should do is ignored."""
         playing = [name in self.env.agents for name in self.names]
         given = {name: action for name, action, plays in zip(self.names, actions, playing) if plays}
         obs, rewards, terminated, truncated, infos = self.env.step(given)
@@ -284,25 +1138,26 @@ class TeamEnv(gym.Env):
 
     def row(self, obs, infos):
         """The observation of the team, from the dicts of PettingZoo."""
-        row, layout = np.zeros(self.observation_space.shape, np.float32), self.layout
-        row[layout.alive] = self.alive
-        for name, alive, observed, available in zip(self.names, self.alive, layout.observations, layout.available):
+        row = np.zeros(self.observation_space.shape, np.float32)
+        row[self.layout.alive] = self.alive
+        for i, name in enumerate(self.names):
+            available = self.layout.available[i]
             row[available] = 1
-            if not alive:
+            if not self.alive[i]:
                 continue
-            own, mask = obs[name], infos.get(name, {}).get("action_mask")
-            if isinstance(own, dict) and "action_mask" in own:
-                own, mask = own["observation"], own["action_mask"]
-            space = self.observed[name]
-            row[observed] = np.ravel(own) if isinstance(space, spaces.Box) else spaces.flatten(space, own)
-            if mask is not None:
-                if len(mask) != available.stop - available.start:
-                    raise UserError(
-                        f"{name} has {len(mask)} action masks: give one per Discrete action, from the start"
-                    )
-                row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
-        if self.own_state:
-            row[layout.state] = np.ravel(self.env.state())
+            observation = obs[name]
+            mask = infos.get(name, {}).get("action_mask")
+            if isinstance(observation, dict) and "action_mask" in observation:
+                mask = observation["action_mask"]
+                observation = observation["observation"]
+            row[self.layout.observations[i]] = spaces.flatten(self.spaces[i], observation)
+            if mask is None:
+                continue
+            if len(mask) != available.stop - available.start:
+                raise UserError(f"{name} has {len(mask)} action masks: give one per Discrete action, from the start")
+            row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
+        if self.has_own_state:
+            row[self.layout.state] = np.ravel(self.env.state())
         return row
 
     def info(self, rewards, terminated):
@@ -311,52 +1166,25 @@ class TeamEnv(gym.Env):
         return {"rewards": rewards, "terminated": np.array([terminated.get(name, False) for name in self.names])}
 
     def render(self):
+        """As the environment's."""
         return self.env.render()
 
     def close(self):
+        """As the environment's."""
         self.env.close()
 
-    def __getstate__(self):
-        """How to play the present episode again: few environments survive pickling, most repeat themselves."""
-        return {"make": self.make, "np_random": self.np_random, "seed": self.seed, "actions": self.actions}
 
-    def __setstate__(self, state):
-        self.__init__(state["make"])
-        self.np_random = state["np_random"]
-        if state["seed"] is not None:
-            self.begin(state["seed"])
-            for actions in state["actions"]:
-                self.step(actions)
-
-
-class FactoredActions(gym.ActionWrapper):
-    """Splits an agent's Discrete(n) actions, where n is a larger multiple of `size`, into two: first + size · second.
-
-    mpe2 makes one number of a move, of which there are five, and of what is said. A policy with a logit for each such
-    number has to learn what to say once for every move; with two factors it learns to move and to speak.
-    """
-
-    def __init__(self, env, size):
-        super().__init__(env)
-        self.size, given = size, env.action_space.spaces
-        self.split = [isinstance(s, spaces.Discrete) and s.n > size > 1 and s.n % size == 0 for s in given]
-        if not any(self.split):
-            hint = "--action-factor 0 leaves actions whole"
-            raise ValueError(f"no agent has Discrete(n) actions, n a larger multiple of action_factor = {size}: {hint}")
-        if env.layout.available[-1].stop > env.layout.available[0].start:
-            raise ValueError("action_factor cannot be used with action masks, which are not of factors")
-        pairs = zip(given, self.split)
-        self.action_space = spaces.Tuple(
-            [spaces.MultiDiscrete([size, s.n // size]) if split else s for s, split in pairs]
-        )
-
-    def action(self, actions):
-        given = zip(actions, self.env.action_space.spaces, self.split)
-        return tuple(a[0] + self.size * a[1] + space.start if split else a for a, space, split in given)
+def slices(sizes, begin):
+    """Slices of the given sizes, one after the other, from `begin` on."""
+    parts = []
+    for size in sizes:
+        parts.append(slice(begin, begin + size))
+        begin += size
+    return parts
 
 
 def without_checks(env):
-    """The same environment without PettingZoo's checks of order and bounds: a third of mpe2's time, and kept here."""
+    """The same environment without PettingZoo's checks of order and bounds: they take a third of mpe2's time."""
     from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
@@ -364,1216 +1192,750 @@ def without_checks(env):
     return env
 
 
-def is_masked(space):
-    """Whether an observation space is a Dict with an "action_mask", as PettingZoo's turn-based games have it."""
-    return isinstance(space, spaces.Dict) and "action_mask" in space.spaces
+class TeamProcesses(gym.vector.AsyncVectorEnv):
+    """Environments in processes of their own, which end without a word: what happens, the first process says."""
+
+    def __init__(self, makers):
+        if threading.current_thread() is threading.main_thread():  # no other can handle signals
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # a kill is as good as Ctrl-C
+        super().__init__([partial(make_quiet_env, make, os.getpid()) for make in makers])
+
+    def close_extras(self, **kwargs):
+        """End the processes, whatever they are doing."""
+        for process in self.processes:
+            process.kill()
+            process.join()
 
 
-def slices(sizes, begin):
-    """Slices of the given sizes, one after the other, from `begin` on."""
-    ends = [begin + end for end in itertools.accumulate(sizes)]
-    return [slice(end - size, end) for size, end in zip(sizes, ends)]
+def make_quiet_env(make, first_process):
+    """make(); if this is another process than the first, it leaves Ctrl-C and complaints to that one."""
+    if os.getpid() != first_process:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.stderr = open(os.devnull, "w")
+    return make()
 
 
-def make_team_envs(args, num_envs, render_mode=None, team_env=TeamEnv):
-    """A vector environment with next-step autoreset, each of whose environments is team_env(what makes PettingZoo's).
-
-    UserError, saying what to do, if it cannot be made.
-    """
-    parent, _, name = args.env_id.replace(":", ".").rpartition(".")
-    parallel_env = None
+@contextmanager
+def suggest_package(env_id):
+    """Turn the lack of a package into a UserError that says how to install it."""
     try:
-        found = pkgutil.resolve_name(args.env_id)
-        parallel_env = getattr(found, "parallel_env", found)
-        if not callable(parallel_env):
-            raise ValueError("it has no parallel_env")
-        kwargs = json.loads(args.env_kwargs)
-        if not isinstance(kwargs, dict):
-            raise ValueError(f"env_kwargs {args.env_kwargs} is not a JSON object")
-        if render_mode:
-            kwargs["render_mode"] = render_mode
-        wrappers = [pkgutil.resolve_name(path) for path in args.wrappers]
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "of that name").partition(".")[0]
+        raise UserError(f"{env_id} needs another package: pip install {package} ({error})") from None
 
-        def make_parallel():
-            return functools.reduce(lambda env, wrapper: wrapper(env), wrappers, parallel_env(**kwargs))
 
-        def make():
-            env = team_env(make_parallel)
-            if args.max_episode_return is not None:
-                env = ReturnLimit(env, args.max_episode_return)
-            return gym.wrappers.TimeLimit(env, args.max_episode_steps) if args.max_episode_steps else env
+def find_parallel_env(env_id):
+    """What makes a parallel environment: the parallel_env of the module that a dotted path names, or else a callable.
 
-        if args.async_envs and num_envs == args.num_envs and not render_mode:  # evaluations have more, as a rule
-            return gym.vector.AsyncVectorEnv([make] * num_envs)
-        envs = gym.vector.SyncVectorEnv([make] * num_envs)
-        if render_mode and render_mode not in envs.metadata.get("render_modes", ()):
-            raise ValueError(f"it has no render mode {render_mode}")
-        envs.spec = SimpleNamespace(entry_point=args.env_id, max_episode_steps=args.max_episode_steps)
-        return envs
-    except Exception as error:  # whatever went wrong, the library that complains knows best
-        given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
-        given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
-        hint, siblings = "", pkgutil.iter_modules(getattr(sys.modules.get(parent), "__path__", ()))
-        near = [n for n in difflib.get_close_matches(name, [module.name for module in siblings], 2) if n != name]
-        if not (parent and name):
-            hint = " (an id is a module such as mpe2.simple_spread_v3)"
-        elif isinstance(error, ModuleNotFoundError) and error.name:
-            hint = f" (try: pip install {error.name.partition('.')[0]})"
-        elif near and not callable(parallel_env):
-            hint = f" (did you mean {parent}.{near[0]}?)"
-        raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
+    UserError, saying what may have been meant, if there is none.
+    """
+    package, _, name = env_id.rpartition(".")
+    with suggest_package(env_id):
+        try:
+            found = pkgutil.resolve_name(env_id)
+            reason = "it has no parallel_env"
+        except ModuleNotFoundError:
+            raise
+        except (ImportError, AttributeError, ValueError) as error:
+            found = None
+            reason = str(error)
+    parallel_env = getattr(found, "parallel_env", found)
+    if callable(parallel_env):
+        return parallel_env
+    if hasattr(found, "env"):
+        convert = "docs/mappo.md shows how turn_based_aec_to_parallel makes one of it"
+        raise UserError(f"cannot make {env_id}: it is turn-based and has no parallel_env; {convert}")
+    siblings = pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []))
+    environments = [module.name for module in siblings if re.search(r"_v\d+$", module.name)]
+    near = difflib.get_close_matches(name, environments, 1)
+    hint = f"did you mean {package}.{near[0]}?" if near else "an id is a module such as mpe2.simple_spread_v3"
+    raise UserError(f"cannot make {env_id}: {reason} ({hint})")
+
+
+def make_team_envs(args, num_envs, render_mode=None, team_wrappers=()):
+    """A vector environment of TeamEnvs, with next-step autoreset. UserError, saying what to do, if it cannot be made.
+
+    args.wrappers are wrappers of PettingZoo's parallel environments, team_wrappers of TeamEnv.
+    """
+    parallel_env = find_parallel_env(args.env_id)
+    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
+        kwargs = dict(**json.loads(args.env_kwargs))
+    if render_mode:
+        kwargs["render_mode"] = render_mode
+    wrappers = [find_wrapper(path) for path in args.wrappers]
+    what = f"cannot make {args.env_id}"
+    expected = [ImportError, TypeError]
+    if args.wrappers or args.env_kwargs != "{}":  # whatever goes wrong may be due to them
+        what += f" with env_kwargs {args.env_kwargs} and wrappers {' '.join(args.wrappers) or 'none'}"
+        expected = [Exception]
+    if render_mode:
+        what += f" with render_mode {render_mode}"
+
+    def make_env():
+        with blame(what, *expected), suggest_package(args.env_id):
+            env = parallel_env(**kwargs)
+            for wrapper in wrappers:
+                env = wrapper(env)
+        if not hasattr(env, "possible_agents"):
+            raise UserError(f"{args.env_id} makes {env!r:.100}, which is no PettingZoo parallel environment")
+        env = TeamEnv(env)
+        for wrapper in team_wrappers:
+            env = wrapper(env)
+        if args.max_episode_return is not None:
+            env = ReturnLimit(env, args.max_episode_return)
+        if args.max_episode_steps is not None:
+            env = gym.wrappers.TimeLimit(env, args.max_episode_steps)
+        return env
+
+    in_processes = args.async_envs and num_envs == args.num_envs and not render_mode  # for training, not evaluations
+    envs = (TeamProcesses if in_processes else gym.vector.SyncVectorEnv)([make_env] * num_envs)
+    if render_mode and render_mode not in envs.metadata.get("render_modes", ()):
+        raise UserError(f"{args.env_id} has no render mode {render_mode}")
+    envs.spec = SimpleNamespace(max_episode_steps=args.max_episode_steps or envs.get_attr("max_steps")[0])
+    return envs
+
+
+TRUSTED_TEAMS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"
+TEAM_WRAPPERS = "pettingzoo.utils.wrappers."
+
+
+def untrusted_team(args, given):
+    """The flag without which a file may not ask for `args`, or ""; `given` are those of the command line.
+
+    Trusted are the environments of PettingZoo's packages, wrappers that PettingZoo's wrapper modules define, and
+    arguments without paths: all else may execute what a stranger has written.
+    """
+    if args.env_id != given.env_id and not re.fullmatch(TRUSTED_TEAMS, args.env_id):
+        return f"--env-id {args.env_id}"
+    if args.wrappers != given.wrappers:
+        for path in args.wrappers:
+            wrapper = find_wrapper(path) if path.startswith(TEAM_WRAPPERS) else None
+            if not isinstance(wrapper, type) or not f"{wrapper.__module__}.".startswith(TEAM_WRAPPERS):
+                return f"--wrappers {' '.join(args.wrappers)}"
+    words = re.findall(r'"([^"]*)"', args.env_kwargs)
+    plain = "\\" not in args.env_kwargs and all(re.fullmatch(r"[\w -]*", word) for word in words)
+    if args.env_kwargs != given.env_kwargs and not plain:
+        return f"--env-kwargs '{args.env_kwargs}'"
+    return ""
+
+
+untrusted = untrusted_team  # as the run section calls it
+
+
+class FactoredActions(gym.ActionWrapper):
+    """Splits an agent's Discrete(n) actions, where n is a larger multiple of `size`, into two: first + size * second.
+
+    mpe2 makes one number of a move, of which there are five, and of what is said. A policy with a logit for each such
+    number has to learn what to say once for every move; with two factors it learns to move and to speak.
+    """
+
+    def __init__(self, env, size):
+        super().__init__(env)
+        self.size = size
+        given = env.action_space.spaces
+        self.split = [isinstance(s, spaces.Discrete) and s.n > size > 1 and s.n % size == 0 for s in given]
+        if not any(self.split):
+            hint = "--action-factor 0 leaves actions whole"
+            raise UserError(f"no agent has Discrete(n) actions, n a larger multiple of action_factor = {size}: {hint}")
+        if env.layout.available[-1].stop > env.layout.available[0].start:
+            raise UserError("action_factor cannot be used with action masks, which are not of factors")
+        factored = []
+        for space, split in zip(given, self.split):
+            factored.append(spaces.MultiDiscrete([size, space.n // size]) if split else space)
+        self.action_space = spaces.Tuple(factored)
+
+    def action(self, actions):
+        """The actions that the environment has, of pairs where they are split."""
+        joined = []
+        for action, space, split in zip(actions, self.env.action_space.spaces, self.split):
+            joined.append(space.start + action[0] + self.size * action[1] if split else action)
+        return tuple(joined)
 
 
 def make_factored_envs(args, num_envs, render_mode=None):
-    """What make_team_envs makes, with `--action-factor` applied to every environment."""
-    if not args.action_factor:
-        return make_team_envs(args, num_envs, render_mode)
-    factored = lambda make_parallel: FactoredActions(TeamEnv(make_parallel), args.action_factor)
-    return make_team_envs(args, num_envs, render_mode, factored)
-
-
-make_envs = make_factored_envs  # as evaluate and load, which all scripts share, call it
-
-
-def episode_limit(args, spec=None):
-    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
-    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
-    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
-
-
-# ------------------------------------------------------------------------------------------------------- networks
-
-
-class ValueNorm(nn.Module):
-    """Moving mean and deviation of the returns, by which the critic's targets are normalised.
-
-    m <- beta m + (1 - beta) E[R], and the same for E[R²] and for E[1], which is what the mean is divided by: the
-    average forgets its start at zero (arXiv 2103.01955, section 5.1; debiased as in arXiv 1412.6980, section 3).
-    """
-
-    def __init__(self, beta=0.99999):
-        super().__init__()
-        self.beta = beta
-        for name in ("mean", "mean_square", "weight"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-
-    def update(self, returns):
-        """Take in a batch of returns, a tensor of any shape."""
-        returns = returns.detach().cpu().double()
-        for average, value in ((self.mean, returns.mean()), (self.mean_square, returns.square().mean())):
-            average.lerp_(value, 1 - self.beta)
-        self.weight.lerp_(torch.ones_like(self.weight), 1 - self.beta)
-
-    def mean_and_std(self):
-        """Two floats. The variance is at least 0.01."""
-        weight = max(self.weight.item(), 1e-5)
-        mean = self.mean.item() / weight
-        return mean, math.sqrt(max(self.mean_square.item() / weight - mean**2, 1e-2))
-
-    def normalize(self, returns):
-        """Returns, an array or a tensor, as the critic sees them."""
-        mean, std = self.mean_and_std()
-        return (returns - mean) / std
-
-    def denormalize(self, values):
-        """What the critic says, an array or a tensor, in the units of returns."""
-        mean, std = self.mean_and_std()
-        return values * std + mean
-
-
-def layer(module, generator, gain=2**0.5):
-    """A linear or convolutional layer, zero biases and orthogonal weights; a gain of √2 keeps signals their size."""
-    nn.init.orthogonal_(module.weight, gain, generator)
-    nn.init.zeros_(module.bias)
-    return module
-
-
-def mlp(sizes, generator, last_gain):
-    """Linear layers between the given sizes, tanh after all but the last."""
-    hidden = [(layer(nn.Linear(i, o), generator), nn.Tanh()) for i, o in zip(sizes, sizes[1:-1])]
-    return nn.Sequential(*itertools.chain(*hidden), layer(nn.Linear(*sizes[-2:]), generator, last_gain))
-
-
-class Categorical:
-    """One or more independent discrete factors; their `logits` (B, sum of `sizes`) stand side by side."""
-
-    def __init__(self, logits, sizes):
-        self.log_probs = [factor.log_softmax(1) for factor in logits.split(sizes, 1)]
-
-    def log_prob(self, actions):
-        """(B,) for actions (B, factors)."""
-        return sum(p.gather(1, a) for p, a in zip(self.log_probs, actions.split(1, 1))).squeeze(1)
-
-    def entropy(self):
-        """(B,), in nats."""
-        return -sum((p.exp() * p).sum(1) for p in self.log_probs)
-
-
-class DiagonalGaussian:
-    """Independent normal variables with `mean` (B, D) and `log_std` (D,)."""
-
-    def __init__(self, mean, log_std):
-        self.mean, self.log_std = mean, log_std
-
-    def log_prob(self, actions):
-        """(B,): log-density of actions (B, D) before they are clipped to the bounds of the environment."""
-        z = (actions - self.mean) * (-self.log_std).exp()
-        return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(1)
-
-    def entropy(self):
-        """(B,), in nats."""
-        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(self.mean))
-
-
-def flatten_parameters(parameters):
-    """Lay parameters end to end in one vector, of which they become views. Returns the vector."""
-    flat = torch.cat([p.detach().flatten() for p in parameters])
-    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
-        p.data = part.view_as(p)
-    return flat
-
-
-class Net(nn.Module):
-    """An MLP; a recurrent one has a GRU before its last layer, with states (N, 1, H). (Without, H = 0.)
-
-    Called on tensors for learning. For acting there is `infer`, in NumPy: matrices are small, and torch's overhead per
-    call would exceed the arithmetic. It reads the parameters' own memory, or a copy of it if that is on a GPU.
-    """
-
-    def __init__(self, inputs, hidden_sizes, outputs, recurrent, generator, last_gain, device="cpu"):
-        super().__init__()
-        width = hidden_sizes[-1]
-        self.recurrent, self.hidden_size = recurrent, width if recurrent else 0
-        self.body = nn.Sequential(mlp([inputs, *hidden_sizes], generator, 2**0.5), nn.Tanh())
-        if recurrent:
-            self.gru = nn.GRUCell(width, width)
-            for weight in (self.gru.weight_ih, self.gru.weight_hh):
-                nn.init.orthogonal_(weight, generator=generator)
-            for bias in (self.gru.bias_ih, self.gru.bias_hh):
-                nn.init.zeros_(bias)
-        self.head = layer(nn.Linear(width, outputs), generator, last_gain)
-        self.to(device)
-        self.lay_out()
-
-    def lay_out(self):
-        """Lay all parameters in one vector, `flat`, and find their memory for NumPy."""
-        self.leaves = list(self.parameters())
-        self.flat = flatten_parameters(self.leaves)
-        self.host = self.flat.cpu()  # on a CPU this is `flat` itself
-        parts = self.host.split([p.numel() for p in self.leaves])
-        self.arrays = {name: x.view_as(p).numpy() for (name, p), x in zip(self.named_parameters(), parts)}
-        layers = [name.removesuffix(".weight") for name in self.arrays if re.match(r"body.*weight", name)]
-        self.layers = [(self.arrays[f"{name}.weight"].T, self.arrays[f"{name}.bias"]) for name in layers]
-
-    def forward(self, x, states, masks):
-        """Outputs (L·N, outputs) for inputs (L·N, inputs), time-major, from the states (N, 1, H) before the first step.
-
-        A step whose mask (L·N, 1) is 0 is a reset row: the state that it leaves behind is zero.
-        """
-        x = self.body(x)
-        if self.recurrent:
-            h, steps = states.squeeze(1), []
-            for x_t, mask in zip(x.split(len(h)), masks.split(len(h))):
-                h = self.gru(x_t, h)
-                steps.append(h)
-                h = h * mask
-            x = torch.cat(steps)
-        return self.head(x)
-
-    def infer(self, x, states):
-        """(outputs (B, outputs), states (B, 1, H)) after one step, in NumPy."""
-        for weight, bias in self.layers:
-            x = np.tanh(x @ weight + bias)
-        a = self.arrays
-        if self.recurrent:
-            h = states[:, 0]
-            from_x = x @ a["gru.weight_ih"].T + a["gru.bias_ih"]
-            from_h = h @ a["gru.weight_hh"].T + a["gru.bias_hh"]
-            (rx, zx, nx), (rh, zh, nh) = np.split(from_x, 3, 1), np.split(from_h, 3, 1)
-            reset, keep = 1 / (1 + np.exp(-rx - rh)), 1 / (1 + np.exp(-zx - zh))
-            new = np.tanh(nx + reset * nh)
-            x = new + keep * (h - new)
-            states = x[:, None]
-        return x @ a["head.weight"].T + a["head.bias"], states
-
-
-class AgentPolicy(Net):
-    """A policy: from what an agent observes to a distribution over its actions, (B, factors or dimensions)."""
-
-    def __init__(self, inputs, action_space, args, generator, device="cpu"):
-        self.action_space, self.continuous = action_space, isinstance(action_space, spaces.Box)
-        if self.continuous:
-            outputs = math.prod(action_space.shape)
-        else:
-            sizes = getattr(action_space, "nvec", None)
-            self.sizes = [int(action_space.n)] if sizes is None else sizes.ravel().tolist()
-            outputs = sum(self.sizes)
-        super().__init__(inputs, args.hidden_sizes, outputs, args.recurrent, generator, 0.01, device)
-        if self.continuous:
-            self.log_std = nn.Parameter(torch.zeros(outputs, device=device))
-            self.lay_out()
-
-    def forward(self, obs, states, masks, available, actions):
-        """(log-probs, entropies), each (B, 1), of tensors; obs, states and masks as in Net."""
-        output = super().forward(obs, states, masks)
-        if available.shape[1]:
-            output = output.masked_fill(available == 0, -1e9)
-        pi = DiagonalGaussian(output, self.log_std) if self.continuous else Categorical(output, self.sizes)
-        return pi.log_prob(actions)[:, None], pi.entropy()[:, None]
-
-    def sample(self, obs, available, states, rng=None):
-        """(actions, their log-probs (B, 1), states) for arrays; drawn with the generator `rng`, or else the modes."""
-        output, states = self.infer(obs, states)
-        if self.continuous:
-            noise = np.zeros_like(output) if rng is None else rng.standard_normal(output.shape, np.float32)
-            log_std = self.arrays["log_std"]
-            log_prob = (-0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)).sum(1, keepdims=True)
-            return output + np.exp(log_std) * noise, log_prob, states
-        if available.shape[1]:
-            output = np.where(available > 0, output, np.float32(-1e9))
-        actions, log_prob, ends = [], 0, np.cumsum(self.sizes)
-        for logits in np.split(output, ends[:-1], 1):
-            # The Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from their softmax.
-            draw = logits if rng is None else logits + rng.gumbel(size=logits.shape)
-            actions.append(draw.argmax(1, keepdims=True))
-            logits = logits - logits.max(1, keepdims=True)
-            chosen = np.take_along_axis(logits, actions[-1], 1)
-            log_prob = log_prob + chosen - np.log(np.exp(logits).sum(1, keepdims=True))
-        return np.concatenate(actions, 1), log_prob, states
-
-    def to_env(self, actions):
-        """Actions as the environment takes them: clipped to the bounds of a Box, in the space's shape and type."""
-        space = self.action_space
-        actions = actions.reshape(-1, *space.shape)
-        if self.continuous:
-            return np.clip(actions, space.low, space.high).astype(space.dtype)
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)
-
-
-class Team(nn.Module):
-    """The policies of all agents, the critic that they have in common, and the normaliser of its targets.
-
-    `groups` are pairs of a policy and the agents who follow it: one if they share it, else one for each agent.
-    """
-
-    def __init__(self, layout, action_spaces, args, device="cpu"):
-        super().__init__()
-        self.layout, self.args, self.device = layout, args, torch.device(device)
-        generator = torch.Generator().manual_seed(args.seed)
-        sizes = [part.stop - part.start for part in layout.observations]
-        self.num_agents, self.widest = len(sizes), max(sizes)
-        leaders = [0] if args.share_policy else range(self.num_agents)
-        self.actors = nn.ModuleList(AgentPolicy(sizes[i], action_spaces[i], args, generator, device) for i in leaders)
-        members = [list(range(self.num_agents))] if args.share_policy else [[i] for i in range(self.num_agents)]
-        self.groups = list(zip(self.actors, members))
-        inputs = layout.state.stop - layout.state.start + (self.widest if args.state_type == "FP" else 0)
-        critic_sizes = args.critic_hidden_sizes or args.hidden_sizes
-        self.critic = Net(inputs, critic_sizes, 1, args.recurrent, generator, 1.0, device)
-        self.networks = [*self.actors, self.critic]
-        self.value_norm = ValueNorm() if args.value_norm else None
-        self.memory = None
-
-    def fetch(self):
-        """Make what NumPy reads equal to the parameters, where these are on a GPU."""
-        for network in self.networks:
-            network.host.copy_(network.flat)
-
-    def views(self, rows):
-        """What each agent observes and which actions it has, two lists of arrays (N, …), in rows of TeamEnvs."""
-        layout = self.layout
-        return [rows[:, part] for part in layout.observations], [rows[:, part] for part in layout.available]
-
-    def sample(self, obs, available, states, rng=None):
-        """What all agents do: actions, log-probs and states of each, from what AgentPolicy.sample takes of each."""
-        results = [None] * self.num_agents
-        for actor, members in self.groups:
-            given = [np.concatenate([x[i] for i in members]) for x in (obs, available, states)]
-            parts = [np.split(x, len(members)) for x in actor.sample(*given, rng)]
-            for i, *part in zip(members, *parts):
-                results[i] = part
-        return zip(*results)
-
-    def to_env(self, actions):
-        """The tuple of all agents' actions that the environment takes."""
-        return tuple(actor.to_env(actions[i]) for actor, members in self.groups for i in members)
-
-    def critic_inputs(self, rows):
-        """What the critic sees in rows (N, …) of TeamEnvs: the state (N, S), or with agent-specific states (N, n, S').
-
-        These are the agent's observation, as wide as the widest, beside the state; zeros once the agent is dead.
-        """
-        state = rows[:, self.layout.state]
-        if self.args.state_type == "EP":
-            return state
-        own = np.zeros((len(rows), self.num_agents, self.widest), np.float32)
-        for i, part in enumerate(self.layout.observations):
-            own[:, i, : part.stop - part.start] = rows[:, part]
-        states = np.repeat(state[:, None], self.num_agents, 1)
-        return np.concatenate([own, states], 2) * rows[:, self.layout.alive, None]
-
-    def values(self, inputs, states):
-        """(values (…, 1) as the critic gives them, states (…, 1, H)) for inputs (…, S), in NumPy."""
-        flat = inputs.reshape(-1, inputs.shape[-1])
-        values, after = self.critic.infer(flat, states.reshape(len(flat), 1, -1 if states.size else 0))
-        return values.reshape(*inputs.shape[:-1], 1), after.reshape(states.shape)
-
-    def act(self, rows):
-        """What the deterministic policies do: rows (N, …) of TeamEnvs -> actions as the environment takes them.
-
-        Recurrent policies remember from call to call; a row that begins an episode makes them forget.
-        """
-        self.fetch()
-        if self.memory is None or self.memory.shape[1] != len(rows):
-            self.memory = np.zeros((self.num_agents, len(rows), 1, self.actors[0].hidden_size), np.float32)
-        self.memory[:, rows[:, 0] == 1] = 0
-        actions, _, states = self.sample(*self.views(rows), self.memory)
-        self.memory = np.stack(states)
-        return self.to_env(actions)
-
-
-# -------------------------------------------------------------------------------------------- returns and buffers
-# Rollouts are time-major. An array of what is there before a step has T + 1 rows, of what a step brings T. N is the
-# number of environments, n of agents.
-#
-# After an episode's end the next row only resets its environment (next-step autoreset), and what is done in it is
-# ignored. It holds the final observation, so the true successor of step t is always what stands in row t + 1:
-#
-#     row  observation   reward  masks  bad_masks  active_masks   An episode of two steps that was truncated in s2, as
-#      0   s0            r0      1      1          1              the masks of row 2 say; had it terminated, bad_masks
-#      1   s1            r1      1      1          1              would be 1. Where masks are 0, no return reaches back
-#      2   s2, final     0       0      0          0              across, and recurrent networks, having seen s2, begin
-#      3   s0, the next  r0      1      1          1              anew. A dead agent's active_masks are 0 as well.
-
-
-def backwards(terms, decay, last):
-    """x_t = terms_t + decay_t x_{t+1} from x_T = `last` (N,) back to x_0: the recursion of all three estimators."""
-    xs, x = [], last
-    for term, factor in zip(terms.flip(0), decay.flip(0)):
-        x = term + factor * x
-        xs.append(x)
-    return torch.stack(xs).flip(0)
-
-
-def compute_returns(rewards, next_values, terminated, truncated, gamma):
-    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}, with V(s_{t+1}) for R_{t+1} where something was cut off."""
-    next_values, ends = next_values * ~terminated, terminated | truncated
-    return backwards(rewards + gamma * ends * next_values, gamma * ~ends, next_values[-1])
-
-
-def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, returns), each (T, N).
-
-    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
-    """
-    deltas = rewards + gamma * next_values * ~terminated - values
-    advantages = backwards(deltas, gamma * gae_lambda * ~(terminated | truncated), torch.zeros_like(rewards[0]))
-    return advantages, advantages + values
-
-
-ActorBatch = namedtuple(
-    "ActorBatch", "obs rnn_states actions masks active_masks available_actions log_probs factor advantages"
-)
-CriticBatch = namedtuple("CriticBatch", "share_obs rnn_states_critic masks active_masks value_preds returns")
-
-
-def merge(x):
-    """(A, B, …) -> (A·B, …)."""
-    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def feed_forward_batches(fields, num_mini_batch, rng):
-    """Yield lists of the fields' rows (B, …), which together hold all of (T, S, …) once, in random order."""
-    flat = [merge(field) for field in fields]
-    for rows in np.array_split(rng.permutation(len(flat[0])), num_mini_batch):
-        yield [field[rows] for field in flat]
-
-
-def recurrent_batches(fields, states, num_mini_batch, length, rng):
-    """Yield pairs of the fields' rows (L·C, …), time-major, and states (C, …) before the first steps of C chunks.
-
-    Fields are (T, S, …): of each of S streams the T steps are cut into chunks of L = `length`, numbered stream by
-    stream, and shuffled. Length T takes streams whole.
-    """
-    T, S = fields[0].shape[:2]
-    if T % length:
-        raise ValueError(f"chunks of {length} steps do not divide a rollout of {T}")
-    chunks = [x.swapaxes(0, 1).reshape(S * T // length, length, *x.shape[2:]) for x in (*fields, states[:T])]
-    for ids in np.array_split(rng.permutation(S * T // length), num_mini_batch):
-        *rows, states = (x[ids].swapaxes(0, 1) for x in chunks)
-        yield [merge(x) for x in rows], states[0]
-
-
-class OnPolicyActorBuffer:
-    """What one agent saw and did in a rollout: obs (T + 1, N, …), actions (T, N, D) and so on; see the table above.
-
-    `available_actions` (T + 1, N, choices) has no choices if all are always available; recurrent states are
-    (T + 1, N, 1, H), with H = 0 for a policy without. `factor` (T, N, 1) is HAPPO's M.
-    """
-
-    def __init__(self, num_steps, num_envs, obs_size, action_space, num_choices=0, hidden_size=0, device="cpu"):
-        T, N, continuous = num_steps, num_envs, isinstance(action_space, spaces.Box)
-        self.obs = np.zeros((T + 1, N, obs_size), np.float32)
-        self.rnn_states = np.zeros((T + 1, N, 1, hidden_size), np.float32)
-        self.available_actions = np.ones((T + 1, N, num_choices), np.float32)
-        self.masks, self.active_masks = np.ones((2, T + 1, N, 1), np.float32)
-        self.actions = np.zeros((T, N, math.prod(action_space.shape)), np.float32 if continuous else np.int64)
-        self.action_log_probs, self.factor = np.zeros((T, N, 1), np.float32), np.ones((T, N, 1), np.float32)
-        self.num_steps, self.device, self.step = T, device, 0
-
-    def insert(self, obs, rnn_states, actions, action_log_probs, masks, active_masks=None, available_actions=None):
-        """Append a step, each argument (N, …): what was done in this row, and all else as it is in the next."""
-        t = self.step
-        self.actions[t], self.action_log_probs[t] = actions, action_log_probs
-        self.obs[t + 1], self.rnn_states[t + 1], self.masks[t + 1] = obs, rnn_states, masks
-        self.active_masks[t + 1] = masks if active_masks is None else active_masks
-        if available_actions is not None:
-            self.available_actions[t + 1] = available_actions
-        self.step = (t + 1) % self.num_steps
-
-    def after_update(self):
-        """Begin the next rollout where this one ended."""
-        for x in (self.obs, self.rnn_states, self.masks, self.active_masks, self.available_actions):
-            x[0] = x[-1]
-        self.factor[:] = 1
-
-    def fields(self, advantages):
-        """What a batch consists of, without the recurrent states; advantages are (T, N, 1)."""
-        rows = self.obs, self.actions, self.masks, self.active_masks, self.available_actions
-        return *(x[: self.num_steps] for x in rows), self.action_log_probs, self.factor, advantages
-
-    def batch(self, rows, states):
-        """An ActorBatch of tensors."""
-        obs, *others = (torch.as_tensor(x, device=self.device) for x in rows)
-        return ActorBatch(obs, torch.as_tensor(states, device=self.device), *others)
-
-    def feed_forward_generator_actor(self, advantages, num_mini_batch, rng):
-        """Yield ActorBatches of single rows (B, …) in random order."""
-        fields = [*self.fields(advantages), self.rnn_states[:-1]]
-        for *rows, states in feed_forward_batches(fields, num_mini_batch, rng):
-            yield self.batch(rows, states)
-
-    def naive_recurrent_generator_actor(self, advantages, num_mini_batch, rng):
-        """Yield ActorBatches of whole rollouts (T·C, …) of environments in random order."""
-        yield from self.recurrent_generator_actor(advantages, num_mini_batch, self.num_steps, rng)
-
-    def recurrent_generator_actor(self, advantages, num_mini_batch, data_chunk_length, rng):
-        """Yield ActorBatches of chunks of `data_chunk_length` steps (L·C, …) in random order."""
-        fields = self.fields(advantages)
-        for batch in recurrent_batches(fields, self.rnn_states, num_mini_batch, data_chunk_length, rng):
-            yield self.batch(*batch)
-
-
-class CriticBuffer:
-    """What the critic saw in a rollout: share_obs (T + 1, *streams, S) and so on, with a value and return per stream.
-
-    The values are those the critic gave: normalised, if it predicts normalised returns. With `gae_lambda` None there
-    is no GAE: returns are discounted rewards.
-    """
-
-    def __init__(self, num_steps, streams, state_size, hidden_size=0, device="cpu", gamma=0.99, gae_lambda=0.95):
-        T = num_steps
-        self.share_obs = np.zeros((T + 1, *streams, state_size), np.float32)
-        self.rnn_states_critic = np.zeros((T + 1, *streams, 1, hidden_size), np.float32)
-        self.masks, self.bad_masks, self.active_masks = np.ones((3, T + 1, *streams, 1), np.float32)
-        self.value_preds = np.zeros((T + 1, *streams, 1), np.float32)
-        self.rewards = np.zeros((T, *streams, 1), np.float32)
-        self.num_steps, self.device, self.gamma, self.gae_lambda, self.step = T, device, gamma, gae_lambda, 0
-
-    def insert(self, share_obs, rnn_states_critic, value_preds, rewards, masks, bad_masks, active_masks=None):
-        """Append a step, each argument (N, …): value and reward of this row, and all else as it is in the next."""
-        t = self.step
-        self.value_preds[t], self.rewards[t] = value_preds, rewards
-        self.share_obs[t + 1], self.rnn_states_critic[t + 1] = share_obs, rnn_states_critic
-        self.masks[t + 1], self.bad_masks[t + 1] = masks, bad_masks
-        self.active_masks[t + 1] = masks if active_masks is None else active_masks
-        self.step = (t + 1) % self.num_steps
-
-    def after_update(self):
-        """Begin the next rollout where this one ended."""
-        for x in (self.share_obs, self.rnn_states_critic, self.masks, self.bad_masks, self.active_masks):
-            x[0] = x[-1]
-
-    def compute_returns(self, next_value, value_normalizer=None):
-        """Set returns and advantages (T, N, 1), in the units of rewards, from the value of the last row.
-
-        Reset rows hold final states, so the value of the final state before a truncation stands in the next row.
-        """
-        self.value_preds[-1] = next_value
-        values = value_normalizer.denormalize(self.value_preds) if value_normalizer else self.value_preds
-        values = torch.as_tensor(values)
-        ends, truncated = (torch.as_tensor(x[1:] == 0) for x in (self.masks, self.bad_masks))
-        step = torch.as_tensor(self.rewards), values[1:], ends & ~truncated, ends & truncated
-        if self.gae_lambda is None:
-            returns = compute_returns(*step, self.gamma)
-            advantages = returns - values[:-1]
-        else:
-            advantages, returns = compute_gae(step[0], values[:-1], *step[1:], self.gamma, self.gae_lambda)
-        self.advantages, self.returns = advantages.numpy(), returns.numpy()
-
-    def fields(self):
-        """What a batch consists of, (T, streams, …), without the recurrent states, and these."""
-        rows = self.share_obs, self.masks, self.active_masks, self.value_preds
-        fields = [*(x[:-1] for x in rows), self.returns, self.rnn_states_critic[:-1]]
-        T, S, streams = self.num_steps, math.prod(self.masks.shape[1:]), self.masks.ndim - 1
-        *fields, states = (x.reshape(T, S, *x.shape[streams:]) for x in fields)
-        return fields, states
-
-    def batch(self, rows, states):
-        """A CriticBatch of tensors."""
-        share_obs, *others = (torch.as_tensor(x, device=self.device) for x in rows)
-        return CriticBatch(share_obs, torch.as_tensor(states, device=self.device), *others)
-
-    def feed_forward_generator_critic(self, num_mini_batch, rng):
-        """Yield CriticBatches of single rows (B, …) in random order."""
-        fields, states = self.fields()
-        for *rows, first in feed_forward_batches([*fields, states], num_mini_batch, rng):
-            yield self.batch(rows, first)
-
-    def naive_recurrent_generator_critic(self, num_mini_batch, rng):
-        """Yield CriticBatches of whole rollouts (T·C, …) of environments in random order."""
-        yield from self.recurrent_generator_critic(num_mini_batch, self.num_steps, rng)
-
-    def recurrent_generator_critic(self, num_mini_batch, data_chunk_length, rng):
-        """Yield CriticBatches of chunks of `data_chunk_length` steps (L·C, …) in random order."""
-        for batch in recurrent_batches(*self.fields(), num_mini_batch, data_chunk_length, rng):
-            yield self.batch(*batch)
-
-
-class OnPolicyCriticBufferEP(CriticBuffer):
-    """One state, value and return per environment ("environment-provided" state): arrays (T + 1, N, …)."""
-
-    def __init__(self, num_steps, num_envs, state_size, *more, **options):
-        super().__init__(num_steps, (num_envs,), state_size, *more, **options)
-
-
-class OnPolicyCriticBufferFP(CriticBuffer):
-    """A state, value and return for each agent ("feature-pruned" state): arrays (T + 1, N, n, …).
-
-    Chunks are numbered environment by environment, and agent by agent within each.
-    """
-
-    def __init__(self, num_steps, num_envs, num_agents, state_size, *more, **options):
-        super().__init__(num_steps, (num_envs, num_agents), state_size, *more, **options)
-
-
-# ----------------------------------------------------------------------------------------------- losses and update
-
-
-def active_mean(x, active):
-    """Mean over the rows (B, 1) whose mask is 1; 0 if there are none."""
-    return (x * active).sum() / active.sum().clamp(min=1)
-
-
-def actor_loss(log_ratios, advantages, active, clip_coef):
-    """The clipped surrogate, negated, of log r = log pi - log mu and A (or HAPPO's A M), each (B, 1).
-
-    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ] over active rows (arXiv 2103.01955, appendix A). As in policy_loss
-    of ppo.py, the clipped term may as well be the constant A + eps |A|.
-    """
-    return -active_mean(torch.min(log_ratios.exp() * advantages, advantages + clip_coef * advantages.abs()), active)
-
-
-def huber_value_loss(values, old_values, returns, active, huber_delta, clip_coef=None):
-    """Mean Huber loss over active rows, all (B, 1): e²/2 up to |e| = delta, from there on linear.
-
-    With `clip_coef`, moving a value further gains nothing (arXiv 2103.01955, appendix A).
-    """
-
-    def huber(errors):
-        small = errors.abs().clamp(max=huber_delta)
-        return small * (errors.abs() - 0.5 * small)
-
-    errors = huber(values - returns)
-    if clip_coef is not None:
-        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
-        errors = torch.max(errors, huber(clipped - returns))
-    return active_mean(errors, active)
-
-
-def normalize_active(advantages, active):
-    """Advantages with the mean and (population) deviation of the active ones taken out; arrays of equal shape."""
-    some = advantages[active > 0]
-    return (advantages - some.mean()) / (some.std() + 1e-5) if some.size else advantages
-
-
-def approximate_kl(log_ratios):
-    """KL(mu || pi) from log r of samples of mu: E[(r - 1) - log r], unbiased, no term negative (Schulman's k3)."""
-    return (log_ratios.exp() - 1 - log_ratios).mean()
-
-
-class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1) on the flat vector of all parameters.
-
-    The numbers of torch.optim.Adam, without the time that many small tensors and the first use of torch.optim take.
-    """
-
-    def __init__(self, flat, eps=1e-5):
-        self.flat, self.eps = flat, eps
-        self.state = {"m": torch.zeros_like(flat), "v": torch.zeros_like(flat), "t": torch.zeros(())}
-
-    def step(self, gradient, learning_rate, max_norm):
-        """Descend along `gradient`, shortened to `max_norm` before."""
-        gradient = gradient * (max_norm / (gradient.norm() + 1e-6)).clamp(max=1)
-        m, v, t = self.state.values()
-        t += 1
-        m.lerp_(gradient, 1 - 0.9)
-        v.lerp_(gradient.square(), 1 - 0.999)
-        v_hat = v / (1 - 0.999 ** t.item())
-        self.flat.addcdiv_(m, v_hat.sqrt_().add_(self.eps), value=-learning_rate / (1 - 0.9 ** t.item()))
-
-    def state_dict(self):
-        """The moments and the number of steps, for a checkpoint."""
-        return self.state
-
-    def load_state_dict(self, state):
-        """Copy what state_dict returned."""
-        for name, value in self.state.items():
-            value.copy_(state[name])
-
-
-def join_agents(batches):
-    """One ActorBatch of several agents', (L·C, …) each: agents join the C chunks, time stays the slowest axis."""
-    length = len(batches[0].masks) // len(batches[0].rnn_states)
-    joined = {}
-    for name, parts in zip(ActorBatch._fields, zip(*batches)):
-        if name == "rnn_states":
-            joined[name] = torch.cat(parts)
-        else:
-            joined[name] = torch.cat([x.unflatten(0, (length, -1)) for x in parts], 1).flatten(0, 1)
-    return ActorBatch(**joined)
-
-
-def actor_gradient(actor, batch, args):
-    """(flat gradient, [policy loss, entropy], log pi - log mu (B, 1)) of an ActorBatch."""
-    log_probs, entropies = actor(batch.obs, batch.rnn_states, batch.masks, batch.available_actions, batch.actions)
-    log_ratios = log_probs - batch.log_probs
-    pg_loss = actor_loss(log_ratios, batch.factor * batch.advantages, batch.active_masks, args.clip_coef)
-    entropy = active_mean(entropies, batch.active_masks)
-    gradient = torch.autograd.grad(pg_loss - args.ent_coef * entropy, actor.leaves)
-    return torch.cat([g.flatten() for g in gradient]), torch.stack([pg_loss, entropy]).detach(), log_ratios.detach()
-
-
-def critic_gradient(critic, batch, args, value_norm):
-    """(flat gradient, value loss) of a CriticBatch."""
-    values = critic(batch.share_obs, batch.rnn_states_critic, batch.masks)
-    returns = value_norm.normalize(batch.returns) if value_norm else batch.returns
-    clip_coef = args.clip_vloss_coef if args.clip_vloss else None
-    loss = huber_value_loss(values, batch.value_preds, returns, batch.active_masks, args.huber_delta, clip_coef)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, critic.leaves)]), loss.detach()
-
-
-def minibatches(buffer, kind, args, rng, *advantages):
-    """One epoch of a buffer's minibatches, as the arguments ask for; `kind` is actor or critic."""
-    form, length = "feed_forward", ()
+    """What make_team_envs makes, with --action-factor applied to every environment."""
+    factored = partial(FactoredActions, size=args.action_factor)
+    return make_team_envs(args, num_envs, render_mode, [factored] if args.action_factor else [])
+
+
+make_envs = make_factored_envs  # as the run section calls it
+
+
+def check_film(args):
+    """UserError if no video of this environment can be made: better now than at the first evaluation."""
+    with blame("--capture-video needs another package: pip install moviepy", ImportError):
+        importlib.import_module("moviepy")
+    if not args.env_id.startswith("ALE/"):
+        envs = make_envs(args, 1, "rgb_array")
+        envs.reset(seed=args.seed)
+        pictures = envs.render()
+        envs.close()
+        if not pictures or not isinstance(pictures[0], np.ndarray):
+            raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
+
+
+def write_video(path, frames, fps):
+    """Write an mp4 of frames, each (height, width, 3)."""
+    from moviepy import ImageSequenceClip  # slow to import
+
+    check_no_link(path.parent)
+    with blame(f"cannot write {path}", OSError):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # it may be a link to somewhere else
+        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
+
+
+STATE = ".pt"  # how the names of checkpoints and models end
+
+
+def write_state(state, file):
+    """Write a dict of tensors, numbers and text to an open file."""
+    torch.save(state, file)
+
+
+def read_state(path):
+    """What write_state wrote, on the CPU. Nothing in the file is executed."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def choose_device(args, image=False):
+    """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
+    automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
+    device = automatic if args.device == "auto" else args.device
+    with blame(f"device {device}", RuntimeError, AssertionError, ImportError):
+        torch.zeros(1, device=device).item()
+    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
+    return device
+
+
+def check_memory(what, size):
+    """UserError if this machine has no `size` bytes of memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise UserError(f"{what} would need {size / 1e9:,.0f} GB of memory; there are {memory / 1e9:.0f}")
+
+
+def make_team(args, envs):
+    """An untrained Team for these environments. UserError if the script cannot handle a space or the device."""
+    action_spaces = envs.single_action_space.spaces
+    layout = envs.get_attr("layout")[0]
+    obs_sizes = [part.stop - part.start for part in layout.observations]
+    for space in action_spaces:
+        kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete
+        if not isinstance(space, kinds) or not 0 < sum(output_sizes(space)) <= 100_000:
+            wanted = "Discrete, Box or MultiDiscrete actions, 100,000 categories at most"
+            raise UserError(f"{args.env_id} has {space}; this script needs {wanted}")
+    alike = len(set(obs_sizes)) == 1 and all(space == action_spaces[0] for space in action_spaces)
+    if args.share_policy and not alike:
+        raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
+    if args.happo and args.share_policy:
+        raise UserError("happo updates one policy after the other: add --no-share-policy")
+    if args.recurrent and () in (args.hidden_sizes, args.critic_hidden_sizes):
+        raise UserError("hidden_sizes and critic_hidden_sizes need at least one layer, which the GRU follows")
+    device = choose_device(args)
+    with torch.device("meta"):  # counts the weights without making them
+        weights = sum(p.numel() for p in Team(layout, action_spaces, args, "meta").parameters())
+    check_memory("the networks", 16 * weights)  # with gradients and Adam's moments
+    state_size = layout.state.stop - layout.state.start
+    numbers = 2 * sum(obs_sizes) + state_size * (len(obs_sizes) if args.state_type == "FP" else 1)
+    check_memory("a rollout", args.num_steps * args.num_envs * 4 * (numbers + 20 * len(obs_sizes)))
+    torch.manual_seed(args.seed)
+    return Team(layout, action_spaces, args, device)
+
+
+make_agent = make_team  # as the run section calls it
+
+
+def check_batches(args):
+    """UserError if a rollout does not divide into chunks, or these not into minibatches."""
+    length = 1
     if args.recurrent:
-        form, length = ("recurrent", (args.data_chunk_length,)) if args.data_chunk_length else ("naive_recurrent", ())
-    return getattr(buffer, f"{form}_generator_{kind}")(*advantages, args.num_minibatches, *length, rng)
+        length = args.data_chunk_length or args.num_steps
+    if args.num_steps % length != 0:
+        raise UserError(f"data_chunk_length = {length} does not divide num_steps = {args.num_steps}")
+    chunks = args.num_envs * args.num_steps // length
+    if chunks % args.num_minibatches != 0:
+        what = f"num_envs x num_steps / chunk length = {chunks} rows or chunks"
+        raise UserError(f"{what} do not divide into {args.num_minibatches} equal minibatches")
 
 
-def update(team, optimizers, actor_buffers, critic_buffer, learning_rate, args, rng):
-    """Estimate advantages and take all gradient steps on one rollout. Returns the figures for metrics.csv."""
-    next_value, _ = team.values(critic_buffer.share_obs[-1], critic_buffer.rnn_states_critic[-1])
-    critic_buffer.compute_returns(next_value, team.value_norm)
-    active = critic_buffer.active_masks[:-1] > 0
-    returns, errors = critic_buffer.returns[active], critic_buffer.advantages[active]  # returns - values
-    explained_variance = 1 - errors.var() / (returns.var() + 1e-8) if len(returns) else 0.0
-
-    losses, value_losses, log_ratios = [], [], []
-    order = rng.permutation(len(team.groups)) if args.happo else range(len(team.groups))
-    factor = np.ones_like(actor_buffers[0].factor)
-    for group in order:
-        actor, members = team.groups[group]
-        buffers = [actor_buffers[i] for i in members]
-        advantages = [critic_buffer.advantages] * len(members)
-        if args.state_type == "FP":  # each agent has a value, and so an advantage, of its own
-            advantages = [critic_buffer.advantages[:, :, i] for i in members]
-        advantages = normalize_active(np.stack(advantages), np.stack([b.active_masks[:-1] for b in buffers]))
-        for _ in range(args.update_epochs):
-            parts = [minibatches(b, "actor", args, rng, a) for b, a in zip(buffers, advantages)]
-            for batch in map(join_agents, zip(*parts)):
-                gradient, loss, log_ratio = actor_gradient(actor, batch, args)
-                optimizers[group].step(gradient, learning_rate, args.max_grad_norm)
-                losses.append(loss)
-                log_ratios.append(log_ratio[batch.active_masks > 0])
-        if args.happo:  # the next in order are told how likely this one's actions have become
-            factor = factor * ratios(actor, buffers[0])
-            for buffer in actor_buffers:
-                buffer.factor[:] = factor
-    if team.value_norm:
-        team.value_norm.update(torch.as_tensor(returns))
-    for _ in range(args.update_epochs):
-        for batch in minibatches(critic_buffer, "critic", args, rng):
-            gradient, loss = critic_gradient(team.critic, batch, args, team.value_norm)
-            optimizers[-1].step(gradient, learning_rate, args.max_grad_norm)
-            value_losses.append(loss)
-    log_ratios, (pg_loss, entropy) = torch.cat(log_ratios), torch.stack(losses).mean(0)
-    figures = {"policy_loss": pg_loss, "value_loss": torch.stack(value_losses).mean(), "entropy": entropy}
-    figures["approx_kl"] = approximate_kl(log_ratios)
-    figures["clip_fraction"] = ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean()
-    return {name: x.item() for name, x in figures.items()} | {"explained_variance": float(explained_variance)}
+RowParts = namedtuple("RowParts", "obs available_actions alive state")
 
 
-def ratios(actor, buffer):
-    """pi(a|o) / mu(a|o) (T, N, 1) of an agent's steps, pi being its policy as it has become; 1 where not active."""
-    T = buffer.num_steps
-    rows = buffer.obs[:-1], buffer.masks[:-1], buffer.available_actions[:-1], buffer.actions
-    obs, masks, available, actions = (torch.as_tensor(x, device=buffer.device).flatten(0, 1) for x in rows)
-    states = torch.as_tensor(buffer.rnn_states[0], device=buffer.device)
-    with torch.no_grad():
-        log_probs, _ = actor(obs, states, masks, available, actions)
-    log_ratios = log_probs.cpu().numpy().reshape(T, -1, 1) - buffer.action_log_probs
-    return np.exp(log_ratios * buffer.active_masks[:-1])
+def split_rows(layout, rows):
+    """What stands in rows (N, …) of TeamEnvs: the state (N, S), all else as lists over agents.
+
+    These are observations (N, …), available actions (N, choices), 1 or 0, and alive (N, 1), 1 or 0.
+    """
+    obs = [rows[:, part] for part in layout.observations]
+    available_actions = [rows[:, part] for part in layout.available]
+    alive = [rows[:, [column]] for column in range(layout.alive.start, layout.alive.stop)]
+    return RowParts(obs, available_actions, alive, rows[:, layout.state])
 
 
-# -------------------------------------------------------------------------------------- run folder and evaluation
+def make_buffers(args, team, rows):
+    """([an OnPolicyActorBuffer for each agent], the critic's buffer), whose first row holds rows (N, …) of TeamEnvs."""
+    T, N = args.num_steps, args.num_envs
+    parts = split_rows(team.layout, rows)
+    gae_lambda = args.gae_lambda if args.gae else None
+    more = team.state_size, team.critic.hidden_size, team.device, args.gamma, gae_lambda
+    if args.state_type == "EP":
+        critic_buffer = OnPolicyCriticBufferEP(T, N, *more)
+    else:
+        critic_buffer = OnPolicyCriticBufferFP(T, N, team.num_agents, *more)
+    critic_buffer.share_obs[0] = team.share_obs(parts)
+    actor_buffers = []
+    for i in range(team.num_agents):
+        actor = team.actor(i)
+        choices = parts.available_actions[i].shape[1]
+        sizes = parts.obs[i].shape[1], actor.action_space, choices, actor.network.hidden_size
+        buffer = OnPolicyActorBuffer(T, N, *sizes, team.device)
+        buffer.obs[0] = parts.obs[i]
+        buffer.available_actions[0] = parts.available_actions[i]
+        buffer.active_masks[0] = parts.alive[i]
+        actor_buffers.append(buffer)
+    return actor_buffers, critic_buffer
 
-LOWER_PANEL = ("policy_loss", "value_loss", "entropy")  # columns of metrics.csv that the learning curve shows as well
+
+# ===== run: the same in every script ==================================================================================
+# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
+# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
+# read_state.
+
+
+class UserError(Exception):
+    """Something the user can fix: shown as one line, with exit code 2."""
+
+
+@contextmanager
+def blame(what, *expected):
+    """Turn an exception of the expected classes into a UserError that begins with `what`."""
+    try:
+        yield
+    except expected as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{what[:500]} ({reason[:300]})") from None
+
+
+COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
+COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
+COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
+NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
 EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
-# TeamEnvs are carried over by playing the present episode again. Tested: these then go on just where they were.
-CARRIED = ("mpe2.",)
+MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
+
+
+def tuned(*flags, **given):
+    """Args from flags or keywords: tuned("--env-id", "Pendulum-v1") or tuned(env_id="Pendulum-v1").
+
+    What is not given comes from the run that is resumed or evaluated, else from `config`, else from TUNED.
+    """
+    flags = [*flags, *as_flags(given)]
+    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
+    if "" in (first.resume, first.evaluate, first.config, first.run_dir):
+        raise UserError("the name of a run folder or config is empty")
+    if first.resume and (first.evaluate or first.run_dir):
+        raise UserError("--resume goes on in its own run folder: neither --run-dir nor --evaluate can be beside it")
+    run_dir = first.resume or first.evaluate
+    path = f"{run_dir}/config.json" if run_dir else first.config
+    defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
+    return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
+
+
+def as_flags(settings):
+    """A dict of settings as the command-line flags that say the same."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, (list, tuple)):
+            flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
+    with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
+        stored = dict(json.loads(Path(path).read_text(encoding="utf-8"))["args"])
+    words = [word for value in stored.values() if isinstance(value, list) for word in value]
+    # No word of a file may become a flag of its own.
+    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
+    if foreign := [name for name in stored if name not in vars(Args())] + flags:
+        raise UserError(f"{path} is of another script or version, or damaged: {foreign[0]!r:.100}")
+    dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
+    complaint = StringIO()
+    try:
+        with redirect_stderr(complaint):  # tyro checks names and types
+            args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
+    except SystemExit:
+        reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
+        raise UserError(f"{path} is of another script or version, or damaged: {reason[:300]}") from None
+    if flag := untrusted(args, given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
+    return args
+
+
+def check_args(args):
+    """UserError that names the first argument that is out of its range."""
+    for name, value in vars(args).items():
+        low, high = (COMMON_RANGES | RANGES).get(name, (0, 1e15))
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, (int, float)) and not low <= number <= high:
+                raise UserError(f"{name} must lie between {low:g} and {high:g}")
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the undiscounted return of deterministic episodes.
 
-    Every episode has a slot of its own: to count those that finish first would favour the short ones. `render` opens a
+    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
     window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
     """
     atari = args.env_id.startswith("ALE/")
     envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
     obs, _ = envs.reset(seed=seed)
-    returns, playing, frames = np.zeros(episodes), np.ones(episodes, bool), []
+    if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+        agent.begin_episodes(episodes)
+    returns = np.zeros(episodes)
+    playing = np.ones(episodes, bool)
+    frames = []
     for _ in range(episode_limit(args, envs.spec)):
         if video:
             frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns[playing] += rewards[playing]
+        returns += rewards * playing
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
-    if video:
-        from moviepy import ImageSequenceClip  # slow to import
-
-        video.parent.mkdir(exist_ok=True)
-        clip = ImageSequenceClip(frames, fps=envs.metadata.get("render_fps", 30))
-        clip.write_videofile(str(video), logger=None)
     envs.close()
+    if video:
+        write_video(video, frames, envs.metadata.get("render_fps", 30))
     return float(returns.mean()), float(returns.std())
 
 
-def atomic_write(path, write):
-    """Call write(temporary path), then rename: whoever looks finds the old file or the new one, never half of one."""
+def write_file(path, write):
+    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
     temporary = path.with_name(f"{path.name}.tmp")
-    write(temporary)
-    os.replace(temporary, path)
+    with blame(f"cannot write {path}", OSError, RuntimeError):
+        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
+        with temporary.open("xb") as file:
+            write(file)
+        os.replace(temporary, path)
 
 
-def start_run(args):
-    """Make the run folder and its config.json: all arguments, git commit, versions, machine. Returns its Path."""
-    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # to the microsecond: runs may begin in the same second
-    name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
-    run_dir, commit = Path(args.run_dir or f"runs/{name}"), ""
-    if (run_dir / "config.json").exists():
-        raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
+def check_no_link(folder):
+    """UserError if a part of a run folder is a link: what a run writes stays in its folder."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link; a run writes nothing outside its own folder")
+
+
+def read_weights(path, args, agent):
+    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
     try:
-        (run_dir / "models").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run folder {run_dir}: {error}") from None
-    with contextlib.suppress(OSError):  # no git on this machine
-        git = ["git", "-C", str(Path(__file__).parent), *"describe --always --exclude=* --abbrev=40 --dirty=+".split()]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    config = {
-        "args": dataclasses.asdict(args),
-        "git": {"commit": commit.rstrip("+"), "dirty": commit.endswith("+")},
-        "versions": {k: importlib.metadata.version(k) for k in ("torch", "gymnasium", "numpy") if k in sys.modules},
-        "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
-    }
-    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
-    return run_dir
+        state = read_state(path)
+        if state["env_id"] == args.env_id:
+            agent.load_state_dict(state["agent"])
+            return state
+        reason = f"it is of {state['env_id']}"
+    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
+        reason = type(error).__name__
+    raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
 
 
-def log_row(run_dir, row):
-    """Append a dict of figures to metrics.csv."""
-    with (run_dir / "metrics.csv").open("a") as file:
-        if file.tell() == 0:
-            file.write(",".join(row) + "\n")
-        file.write(",".join(f"{v:.8g}" if isinstance(v, float) else str(v) for v in row.values()) + "\n")
+def load(run_dir, model="best", **given):
+    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
 
-
-def evaluate_and_save(agent, args, run, run_dir):
-    """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked to."""
-    seed = args.seed + EVALUATION
-    mean, std = evaluate(agent, args, args.eval_episodes, seed)
-    check_finite(args, run.step, evaluation=mean)
-    best = all(mean >= earlier for _, earlier, _ in run.evaluations)
-    run.evaluations.append((run.step, mean, std))
-    state = {"env_id": args.env_id, "step": run.step, "agent": agent.state_dict()}
-    for name in [run.step, "best"] if best else [run.step]:
-        atomic_write(run_dir / f"models/{name}.pt", lambda path: torch.save(state, path))
-    if args.capture_video:
-        evaluate(agent, args, 1, seed, video=run_dir / f"videos/{run.step}.mp4")
-
-
-def save_checkpoint(run_dir, args, run, rng, envs, **parts):
-    """Write checkpoint.pt (the run, the generator, the state_dict of each part) and the state of the environments.
-
-    That goes first, to a file with the step in its name; checkpoint.pt names it, so that its rename commits both.
-    Environments that cannot be carried over are not written.
+    What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
     """
-    entry_point = str(getattr(envs.spec, "entry_point", ""))
-    carried = entry_point.startswith(CARRIED) and all(path.startswith("gymnasium.") for path in args.wrappers)
-    envs_file = f"envs_{run.step}.pkl" if carried else None
-    if carried:
-        import cloudpickle
-
-        atomic_write(run_dir / envs_file, lambda path: path.write_bytes(cloudpickle.dumps(envs)))
-    state = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in vars(run).items()}
-    state |= {"env_id": args.env_id, "envs_file": envs_file, "rng": rng.bit_generator.state}
-    state |= {name: part.state_dict() for name, part in parts.items()}
-    atomic_write(run_dir / "checkpoint.pt", lambda path: torch.save(state, path))
-    for file in run_dir.glob("envs_*.pkl"):
-        if file.name != envs_file:
-            file.unlink()
+    return load_agent(tuned(evaluate=str(run_dir), model=str(model), **given))
 
 
-@contextlib.contextmanager
-def blame(path):
-    """UserError that names the file at `path`, if something goes wrong while it is read."""
-    try:
-        yield
-    except Exception as error:  # loading raises many kinds
-        foreign = isinstance(error, pickle.UnpicklingError)  # torch would explain how to run what is in the file
-        reason = type(error).__name__ if foreign else " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}") from None
-
-
-def load_file(path, args, agent):
-    """Load what torch.save wrote, without executing any of it, and copy the weights into the agent. Returns the dict.
-
-    UserError unless the file is whole, of args.env_id and of a network like the agent's.
-    """
-    with blame(path):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["env_id"] != args.env_id:
-            raise ValueError(f"it is of {state['env_id']}, not of {args.env_id}")
-        agent.load_state_dict(state["agent"])
-        return state
-
-
-def load(run_dir, model="best", args=None):
-    """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged."""
-    args = args or Args(evaluate=str(run_dir))  # those of the run
+def load_agent(args):
+    """The agent that args.evaluate and args.model name."""
+    check_args(args)
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
     envs.close()
-    load_file(Path(run_dir, "checkpoint.pt" if model == "last" else f"models/{model}.pt"), args, agent)
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_weights(Path(args.evaluate, name + STATE), args, agent)
     return agent
 
 
-def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
-    """Put everything back as it was at the last checkpoint, and cut metrics.csv there. Returns the environments."""
-    config = read_config(run_dir / "config.json")
-    if changed := [name for name in config if name not in RESUMABLE and getattr(args, name) != config[name]]:
-        raise UserError(f"{', '.join(changed)} cannot change when a run is resumed")
-    state = load_file(run_dir / "checkpoint.pt", args, agent)
-    with blame(run_dir / "checkpoint.pt"):
-        rng.bit_generator.state = state["rng"]
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        for name, value in vars(run).items():
-            setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
-    if state["envs_file"]:
-        import cloudpickle
+class Run:
+    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
 
-        with blame(run_dir / state["envs_file"]):
-            envs = cloudpickle.loads((run_dir / state["envs_file"]).read_bytes())
-    else:
-        print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
-        run.obs, _ = envs.reset(seed=args.seed + run.step)
-        for name in {"reset_rows", "returns", "discounted", "noise"} & vars(run).keys():
-            getattr(run, name)[:] = 0
-    metrics = run_dir / "metrics.csv"
-    if run.step == 0:  # killed before the first checkpoint after the one at the start
-        metrics.unlink(missing_ok=True)
-    else:
-        with blame(metrics):
-            header, *rows = metrics.read_text().splitlines(keepends=True)
-            kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
-        atomic_write(metrics, lambda path: path.write_text("".join([header, *kept])))
-    config = json.loads((run_dir / "config.json").read_text()) | {"args": dataclasses.asdict(args)}
-    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
-    return envs
+    `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
+    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
+    decide whether to stop at a return.
 
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
+    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
+    gives the same numbers, bit for bit, as one that was left alone.
+    """
 
-def draw_curve(run_dir, args, run):
-    """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, LOWER_PANEL's figures."""
-    from matplotlib.figure import Figure  # slow to import
+    def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
+        self.agent = agent
+        self.envs = envs
+        self.parts = parts
+        self.log_every = log_every
+        self.explores = explores
+        self.step = 0  # environment steps, without reset rows
+        self.seconds = 0.0
+        self.episodes = []  # (step, return) of each training episode
+        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
+        self.figures = {}  # logged since the last row of metrics.csv
+        self.restarts = True  # whether training begins anew: at first, and after each checkpoint
+        self.envs_are_new = True
+        tenth = math.ceil(args.total_timesteps / 10)
+        longest = min(episode_limit(args, envs.spec), 2_000)
+        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
+        checkpoint_every = args.checkpoint_every or max(tenth, enough)
+        self.args = replace(args, eval_every=args.eval_every or tenth, checkpoint_every=checkpoint_every)
+        if args.capture_video:
+            check_film(args)
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
+        args.folder = self.dir  # for main, should it be interrupted
+        self.open_folder()
+        print(f"{args.env_id} -> {self.dir};", *(f"{key}={getattr(args, key)}" for key in tuned_settings(args)))
+        self.begun = time.time() - self.seconds
+        self.drawn = time.time()
+        self.last_step = self.step  # when write_what_is_due was last called
+        bar = {"unit": " steps", "unit_scale": True, "disable": not args.progress}
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
 
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    steps, returns = np.array(run.episodes, float).reshape(-1, 2).T
-    sums = np.concatenate([np.zeros(100), returns.cumsum()])
-    running_mean = (sums[100:] - sums[:-100]) / np.minimum(np.arange(len(returns)) + 1, 100)
-    top.plot(steps, returns, ".", color="tab:blue", alpha=0.25, markersize=3, label="training episode")
-    top.plot(steps, running_mean, color="tab:blue", label="mean of the last 100")
-    if run.evaluations:
-        points = np.array(run.evaluations, float).T
-        top.errorbar(*points, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± standard deviation")
-    top.set(title=f"{args.env_id}, seed {args.seed}", ylabel="return of an episode")
-    metrics = np.genfromtxt(run_dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
-    for name in LOWER_PANEL:
-        bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-    scale = "symlog" if max(np.abs(np.nan_to_num(metrics[name])).max() for name in LOWER_PANEL) > 10 else "linear"
-    bottom.set(xlabel="environment steps", ylabel="mean since the last log row", yscale=scale)
-    bottom.xaxis.set_major_formatter("{x:,.0f}")
-    for axis in (top, bottom):
-        axis.legend()
-        axis.grid(alpha=0.3)
-    atomic_write(run_dir / "learning_curve.png", lambda path: figure.savefig(path, dpi=120, format="png"))
+    def open_folder(self):
+        """Make the run folder, or restore its last checkpoint; write config.json."""
+        checkpoint = self.dir / f"checkpoint{STATE}"
+        with blame(f"cannot make {self.dir}", OSError):
+            check_no_link(self.dir / "models")
+            (self.dir / "models").mkdir(parents=True, exist_ok=True)
+        if checkpoint.exists() and not self.args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
+            stored = read_config(self.dir / "config.json", self.args)
+            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
+            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
+            if changed:
+                raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
+        metrics = ""
+        if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
+            state = read_weights(checkpoint, self.args, self.agent)
+            with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
+                step, seconds, episodes, evaluations, metrics = state["run"]
+                self.step = int(step)
+                self.seconds = float(seconds)
+                self.episodes = [(int(at), float(total)) for at, total in episodes]
+                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
+                for part_name, part in self.parts.items():
+                    part.load_state_dict(state[part_name])
+        if (self.dir / "config.json").exists():
+            with blame(f"{self.dir} is damaged", OSError):
+                self.forget_later_models()
+        git = f"git -C {quote(str(Path(__file__).parent))} describe --always --dirty --exclude='*' --abbrev=40"
+        config = {
+            "script": Path(__file__).stem,
+            "args": asdict(self.args),
+            "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
+            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
+            "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+        }
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
+        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
 
+    def forget_later_models(self):
+        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
+        models = self.dir / "models"
+        steps = [step for step, *_ in self.evaluations]
+        for path in models.glob(f"*{STATE}"):
+            if path.stem.isdigit() and int(path.stem) not in steps:
+                path.unlink()
+        (models / f"best{STATE}").unlink(missing_ok=True)
+        if self.evaluations:
+            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
+            weights = (models / f"{best}{STATE}").read_bytes()
+            write_file(models / f"best{STATE}", lambda file: file.write(weights))
 
-def finish(run_dir, args, run):
-    """Draw the curve, write summary.json, print the last two lines, return the summary."""
-    draw_curve(run_dir, args, run)
-    step, mean, std = run.evaluations[-1]
-    summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": args.eval_episodes}
-    summary |= {"global_step": step, "seconds": run.seconds, "steps_per_second": step / run.seconds}
-    atomic_write(run_dir / "summary.json", lambda path: path.write_text(json.dumps(summary, indent=1)))
-    print(f"evaluation: {mean:.1f} ± {std:.1f} over {args.eval_episodes} episodes, after {step:,} steps")
-    print(f"learning curve: {run_dir / 'learning_curve.png'}   to watch it play: --evaluate {run_dir} --render")
-    return summary
+    def new_envs(self):
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
 
+        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
+        """
+        if not self.envs_are_new:
+            self.envs.close()
+            self.envs = make_envs(self.args, self.envs.num_envs)
+        rng = np.random.default_rng([self.args.seed, self.step])
+        obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
+        self.envs_are_new = False
+        self.restarts = False
+        return self.envs, obs, rng
 
-def check_finite(args, step, **fields):
-    """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
-    for name, value in fields.items():
-        if not np.isfinite(value).all():
-            raise UserError(f"{args.env_id}, step {step}: {name} is NaN or infinite; earlier checkpoints are good")
+    def count(self, next_obs, rewards, ended, reset_rows):
+        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
+        self.step += len(rewards) - int(reset_rows.sum())
+        self.check_finite(observation=next_obs, reward=rewards)
+        self.totals += rewards
+        if ended.any():
+            self.episodes += [(self.step, total) for total in self.totals[ended].tolist()]
+            self.totals[ended] = 0
 
+    def check_finite(self, **values):
+        """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
 
-# ------------------------------------------------------------------------------------------------------- training
+    def log(self, **figures):
+        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
 
+    def write_what_is_due(self):
+        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
+        self.seconds = time.time() - self.begun
+        self.bar.update(self.step - self.last_step)
+        evaluation = self.passed(self.args.eval_every) or self.is_finished()
+        checkpoint = self.passed(self.args.checkpoint_every)
+        if evaluation or checkpoint or self.passed(self.log_every):
+            self.write_row()
+        if evaluation:
+            self.write_evaluation()
+        if self.is_finished() or time.time() - self.drawn > 30:
+            self.draw_curve()
+        if checkpoint or self.is_finished():
+            self.write_checkpoint()
+        self.last_step = self.step
 
-def choose_device(args, image=False):
-    """The device that args.device means, and torch's threads set to match. UserError if the device is none."""
-    device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
-    torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
-    return device
+    def passed(self, every):
+        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
+        return self.step // max(1, every) > self.last_step // max(1, every)
 
+    def is_finished(self):
+        """Whether all steps are taken, or the return that --stop-at-return asks for is reached."""
+        goal = self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if goal is None:
+            return False
+        if self.explores:
+            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
+        return len(self.episodes) >= 100 and self.mean_return() >= goal
 
-def make_team(args, envs):
-    """An untrained Team for these environments. UserError if a space or the device is none this script handles."""
-    action_spaces, layout = envs.single_action_space.spaces, envs.get_attr("layout")[0]
-    sizes = {(part.stop - part.start) for part in layout.observations}
-    if max(sizes) > 10_000:
-        raise UserError(f"{args.env_id} has observations of {max(sizes)} numbers; vectors are needed: use --wrappers")
-    for space in action_spaces:
-        if not isinstance(space, (spaces.Discrete, spaces.Box, spaces.MultiDiscrete)):
-            raise UserError(f"{args.env_id} has {space}; mappo.py needs Discrete, Box or MultiDiscrete actions")
-    if args.share_policy and (len(sizes) > 1 or any(space != action_spaces[0] for space in action_spaces)):
-        raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
-    if not args.hidden_sizes or args.critic_hidden_sizes == ():
-        raise UserError("hidden_sizes and critic_hidden_sizes need at least one layer")
-    if args.happo and args.share_policy:
-        raise UserError("happo updates one policy after the other: add --no-share-policy")
-    return Team(layout, action_spaces, args, choose_device(args))
+    def mean_return(self):
+        """Mean return of the last 100 training episodes; NaN before the first."""
+        recent = [total for _, total in self.episodes[-100:]]
+        return sum(recent) / len(recent) if recent else math.nan
 
+    def write_row(self):
+        """Append a row to metrics.csv: the counters, and the means of FIGURES since the last row."""
+        row = {"step": self.step, "seconds": self.seconds, "sps": self.step / self.seconds}
+        row |= {"return_mean": self.mean_return(), "episodes": len(self.episodes)}
+        means = {name: sum(map(float, values)) / len(values) for name, values in self.figures.items()}
+        self.check_finite(**means)
+        self.figures = {}
+        row |= {name: means.get(name, math.nan) for name in FIGURES}
+        path = self.dir / "metrics.csv"
+        with blame(f"cannot write {path}", OSError), path.open("a") as file:
+            if file.tell() == 0:
+                file.write(",".join(row) + "\n")
+            file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
+        self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
 
-make_agent = make_team  # as load, which all scripts share, calls it
+    def write_evaluation(self):
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
+        seed = self.args.seed + EVALUATION
+        episodes = self.args.eval_episodes
+        mean, std = evaluate(self.agent, self.args, episodes, seed)
+        self.check_finite(evaluation=mean)
+        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
+        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
+        weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
+        for name in [self.step, "best"] if best else [self.step]:
+            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
+        rows = ["step,seconds,return_mean,return_std,episodes"]
+        rows += [",".join(f"{x:.8g}" for x in evaluation) for evaluation in self.evaluations]
+        write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
+        if self.args.capture_video:
+            evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
 
+    def write_checkpoint(self):
+        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
+        metrics = (self.dir / "metrics.csv").read_text()
+        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics
+        state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
+        state |= {name: part.state_dict() for name, part in self.parts.items()}
+        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
+        self.restarts = True
 
-def make_buffers(args, team):
-    """([one OnPolicyActorBuffer per agent], the critic's buffer)."""
-    T, N, actors = args.num_steps, args.num_envs, []
-    for actor, members in team.groups:
-        for i in members:
-            obs, available = team.layout.observations[i], team.layout.available[i]
-            sizes = obs.stop - obs.start, actor.action_space, available.stop - available.start, actor.hidden_size
-            actors.append(OnPolicyActorBuffer(T, N, *sizes, team.device))
-    inputs, gae_lambda = team.critic.body[0][0].in_features, args.gae_lambda if args.gae else None
-    more = inputs, team.critic.hidden_size, team.device, args.gamma, gae_lambda
-    if args.state_type == "EP":
-        return actors, OnPolicyCriticBufferEP(T, N, *more)
-    return actors, OnPolicyCriticBufferFP(T, N, team.num_agents, *more)
+    def draw_curve(self):
+        """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, CURVE's figures."""
+        from matplotlib.figure import Figure  # slow to import
 
+        metrics = np.genfromtxt(self.dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
+        figure = Figure(figsize=(9, 7), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
+        top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        top.plot(metrics["step"], metrics["return_mean"], color="tab:blue", label="mean of the last 100")
+        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
+        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
+        top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
+        for name in CURVE:
+            bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
+        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 10
+        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
+        bottom.xaxis.set_major_formatter("{x:,.0f}")
+        for axis in (top, bottom):
+            axis.legend()
+            axis.grid(alpha=0.3)
+        write_file(self.dir / "learning_curve.png", lambda file: figure.savefig(file, dpi=120, format="png"))
+        self.drawn = time.time()
 
-def mean_return(run):
-    """Mean return of the last 100 training episodes; NaN before the first."""
-    recent = [total for _, total in run.episodes[-100:]]
-    return sum(recent) / len(recent) if recent else math.nan
-
-
-def is_finished(args, run):
-    """Whether all steps are taken, or the last 100 training episodes are as good as --stop-at-return asks."""
-    solved = args.stop_at_return is not None and len(run.episodes) >= 100 and mean_return(run) >= args.stop_at_return
-    return solved or run.step >= args.total_timesteps
-
-
-Row = namedtuple("Row", "obs available masks active_masks share_obs critic_masks critic_active_masks")
-
-
-def next_row(team, run):
-    """The row that comes next, as the buffers hold it; obs, available and active_masks are lists over agents."""
-    masks = 1 - run.reset_rows[:, None].astype(np.float32)
-    active = [masks * run.obs[:, [column]] for column in range(team.layout.alive.start, team.layout.alive.stop)]
-    critic_masks = masks, masks
-    if team.args.state_type == "FP":
-        critic_masks = np.repeat(masks[:, None], team.num_agents, 1), np.stack(active, 1)
-    return Row(*team.views(run.obs), masks, active, team.critic_inputs(run.obs), *critic_masks)
-
-
-def begin(team, actor_buffers, critic_buffer, run):
-    """Put where the run stands into the buffers' first row."""
-    row, first = next_row(team, run), run.obs[:, 0] == 1
-    run.rnn_states[:, first], run.rnn_states_critic[first] = 0, 0
-    for b, *own in zip(actor_buffers, row.obs, row.available, row.active_masks, run.rnn_states):
-        b.obs[0], b.available_actions[0], b.active_masks[0], b.rnn_states[0], b.masks[0] = *own, row.masks
-    b = critic_buffer
-    b.share_obs[0], b.rnn_states_critic[0] = row.share_obs, run.rnn_states_critic
-    b.masks[0], b.active_masks[0] = row.critic_masks, row.critic_active_masks
-
-
-def rollout(team, envs, actor_buffers, critic_buffer, args, run, rng):
-    """Fill the buffers with one rollout; `run` keeps what goes on from rollout to rollout."""
-    team.fetch()
-    for t in range(args.num_steps):
-        before = zip(*((b.obs[t], b.available_actions[t], b.rnn_states[t]) for b in actor_buffers))
-        actions, log_probs, states = team.sample(*before, rng)
-        values, critic_states = team.values(critic_buffer.share_obs[t], critic_buffer.rnn_states_critic[t])
-        run.obs, rewards, terminated, truncated, _ = envs.step(team.to_env(actions))
-        run.step += args.num_envs - int(run.reset_rows.sum())
-        check_finite(args, run.step, observation=run.obs, reward=rewards)
-        forget, run.reset_rows = run.reset_rows, terminated | truncated
-        row = next_row(team, run)
-        for i, buffer in enumerate(actor_buffers):
-            states[i][forget] = 0
-            own = row.active_masks[i], row.available[i]
-            buffer.insert(row.obs[i], states[i], actions[i], log_probs[i], row.masks, *own)
-        critic_states[forget] = 0
-        wide = args.num_envs, *[1] * (row.critic_masks.ndim - 1)  # one reward for all agents
-        bad_masks = 1 - (truncated & ~terminated).reshape(wide)
-        masks = row.critic_masks, bad_masks, row.critic_active_masks
-        critic_buffer.insert(row.share_obs, critic_states, values, rewards.reshape(wide), *masks)
-        run.returns += rewards
-        if run.reset_rows.any():
-            run.episodes += [(run.step, total) for total in run.returns[run.reset_rows].tolist()]
-            run.returns[run.reset_rows] = 0
-    run.rnn_states = np.stack([buffer.rnn_states[-1] for buffer in actor_buffers])
-    run.rnn_states_critic = critic_buffer.rnn_states_critic[-1].copy()
-
-
-def train(args):
-    """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
-    check_args(args)
-    length = (args.data_chunk_length or args.num_steps) if args.recurrent else 1
-    if args.num_steps % length:
-        raise UserError(f"data_chunk_length = {length} does not divide num_steps = {args.num_steps}")
-    if args.num_envs * args.num_steps // length % args.num_minibatches:
-        rows = f"num_envs x num_steps / chunk length = {args.num_envs * args.num_steps // length} rows or chunks"
-        raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches} equal parts")
-    envs = make_envs(args, args.num_envs)
-    team = make_agent(args, envs)
-    if args.capture_video:
-        make_envs(args, 1, "rgb_array").close()  # now, rather than at the first evaluation, if it has no pictures
-    optimizers = [Adam(network.flat) for network in team.networks]
-    actor_buffers, critic_buffer = make_buffers(args, team)
-    rng = np.random.default_rng(args.seed)
-    obs, _ = envs.reset(seed=args.seed)
-    run = SimpleNamespace(  # all that the loop changes, besides weights and generators: a checkpoint holds it
-        step=0,  # environment steps, without reset rows
-        seconds=0.0,
-        episodes=[],  # (step, return) of each training episode, summed over agents
-        evaluations=[],  # (step, mean, standard deviation)
-        obs=obs,
-        reset_rows=np.zeros(args.num_envs, bool),  # whether the next row of an environment only resets it
-        returns=np.zeros(args.num_envs),  # of the episodes being played
-        rnn_states=np.stack([buffer.rnn_states[0] for buffer in actor_buffers]),  # (n, N, 1, H)
-        rnn_states_critic=critic_buffer.rnn_states_critic[0].copy(),
-    )
-    run_dir = Path(args.resume) if args.resume else start_run(args)
-    args.folder = run_dir  # for main, should it be interrupted
-    print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
-    parts = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(optimizers)}
-    if args.resume:
-        envs = restore_checkpoint(run_dir, args, run, rng, envs, team, **parts)
-    else:
-        save_checkpoint(run_dir, args, run, rng, envs, agent=team, **parts)
-    begin(team, actor_buffers, critic_buffer, run)
-    begun, drawn = time.time() - run.seconds, time.time()
-    eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
-    checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
-    total, quiet = args.total_timesteps, not args.progress
-    with tqdm(total=total, initial=run.step, unit=" steps", unit_scale=True, disable=quiet) as bar:
-        while not is_finished(args, run):
-            first_step = run.step
-            rollout(team, envs, actor_buffers, critic_buffer, args, run, rng)
-            learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
-            figures = {}
-            if run.step > first_step:  # not if there were reset rows only: one environment, one step
-                figures = update(team, optimizers, actor_buffers, critic_buffer, learning_rate, args, rng)
-                check_finite(args, run.step, **figures, weights=sum(net.flat.sum().item() for net in team.networks))
-            for buffer in (*actor_buffers, critic_buffer):
-                buffer.after_update()
-            if not figures:
-                continue
-
-            run.seconds = time.time() - begun
-            finished, return_mean = is_finished(args, run), mean_return(run)
-            row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
-            log_row(run_dir, row | {"episodes": len(run.episodes), "learning_rate": learning_rate} | figures)
-            bar.update(run.step - first_step)
-            bar.set_postfix_str(f"mean return {return_mean:.1f}", refresh=finished)
-            if finished or run.step // eval_every > first_step // eval_every:
-                evaluate_and_save(team, args, run, run_dir)
-            if finished or run.step // checkpoint_every > first_step // checkpoint_every:
-                save_checkpoint(run_dir, args, run, rng, envs, agent=team, **parts)
-            if time.time() - drawn > 30:
-                draw_curve(run_dir, args, run)
-                drawn = time.time()
-    if not run.evaluations:  # resumed, with no more steps to take than had been taken
-        evaluate_and_save(team, args, run, run_dir)
-    envs.close()
-    return finish(run_dir, args, run)
+    def finish(self):
+        """Write summary.json, print the last two lines, return the summary."""
+        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
+            self.write_evaluation()
+        self.bar.close()
+        self.envs.close()
+        _, _, mean, std, episodes = self.evaluations[-1]
+        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
+        summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
+        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
+        print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
+        return summary
 
 
 def main():
     """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("env_id", "config", "resume", "evaluate"):  # the defaults of all other flags depend on these
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", nargs="?")
-    complaint, args = io.StringIO(), None
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
+    args = None
     try:
-        with contextlib.redirect_stderr(complaint):
-            defaults = Args(**{k: v for k, v in vars(first.parse_known_args()[0]).items() if v is not None})
-            check_args(defaults)
-            args = tyro.cli(Args, default=defaults, description=__doc__)
+        args = tuned(*sys.argv[1:])
         if not args.evaluate:
             train(args)
             return
-        check_args(args)
-        agent, seed = load(args.evaluate, args.model, args), args.seed + EVALUATION
+        agent = load_agent(args)
+        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
         if args.capture_video:
+            check_film(args)
             evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
         if args.render:
             evaluate(agent, args, 1, seed, render=True)
     except UserError as error:
-        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
         sys.exit(2)
-    except SystemExit:  # tyro has drawn its complaint, if there is one, in a box below a title: keep the words
-        text = re.sub(r"\x1b\[[\d;]*m", "", complaint.getvalue())
-        lines = [re.sub("^-+$", "", line.strip("│╭╮╰╯─ ")) for line in text.splitlines()]
-        words = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines[1:]))
-        sys.stderr.write(" ".join(words) + "\n" * bool(lines))
-        raise
     except KeyboardInterrupt:
-        print(f"\nstopped; to go on: --resume {getattr(args, 'folder', 'RUN_DIR')}", file=sys.stderr)
+        folder = getattr(args, "folder", None)  # a run has begun
+        tqdm.write(f"stopped; to go on: --resume {folder}" if folder else "stopped", file=sys.stderr)
         sys.exit(130)
 
 

@@ -20,35 +20,29 @@ some state in them; each new reward demo shifts probability from phi to rho. Eve
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
-    python ppod.py --record-demo --env-id MiniGrid-DoorKey-8x8-v0    # play yourself, save good episodes in demos/
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play yourself, save good episodes in demos/
 
 Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078.
+The story ends at "# ===== helpers"; the code below it reads demos, makes environments and keeps the run folder.
 """
 
-import argparse
-import contextlib
-import dataclasses
-import datetime
-import functools
-import importlib.metadata
-import importlib.util
-import io
-import itertools
+import importlib
 import json
 import math
 import os
-import pickle
 import pkgutil
 import platform
 import re
-import subprocess
 import sys
 import time
-import typing
 from collections import namedtuple
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
+from shlex import quote
 from typing import Literal
 
 import gymnasium as gym
@@ -59,76 +53,51 @@ from gymnasium import spaces
 from torch import nn
 from tqdm import tqdm
 
-# Settings that learn, per environment; what the user gives wins. docs/ppod.md has the evidence for them.
-DEMOS = Path(__file__).parent / "demos"
-TUNED = {
-    "MiniGrid-DoorKey-16x16-v0": {
-        "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
-        "max_episode_steps": 2560, "sample_actions": True, "rho": 0.1, "phi": 0.3, "num_envs": 16, "recurrent": False,
-        "hidden_sizes": (128,), "chunk_length": 16, "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3,
-        "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000,
-        "stop_at_return": 0.94,
-    },
-    "MountainCar-v0": {
-        "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"), "rho": 0.3,
-        "phi": 0.0, "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True,
-        "learning_rate": 1e-3, "total_timesteps": 200_000,
-    },
-}  # fmt: skip
 
-
-@dataclass
+@dataclass(kw_only=True)
 class Args:
-    """Every flag with its default, or what TUNED has for the environment.
-
-    The tuned values depend on the environment, and a value that the user gives wins: so `__new__` notes what was given,
-    and `__post_init__` fills in the rest. (dataclasses.replace gives every value: make new Args for a new environment.)
-    """
+    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
 
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order; without a dot: a class of this script
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 500_000  # environment steps to train for; replays do not count
+    total_timesteps: int = 500_000  # environment steps to train for (neither resets nor replays count)
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
-    seed: int = 1  # of everything that is drawn at random
+    seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
-    torch_threads: int = 0  # 0: one (more fight over small matrices)
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     sample_actions: bool = False  # evaluations draw actions: with no memory, the likeliest ones may go round in circles
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints; 0: a twentieth of the run
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
-    model: str = "best"  # weights that --evaluate and --record-from play: best, last or a step
+    model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
-    run_dir: str | None = None  # where to write; None: runs/ENV__ppod__SEED__TIME
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
-    record_demo: bool = False  # no training: play by keyboard, save good episodes as demos
-    record_from: str | None = None  # no training: save good episodes of the agent in this run folder as demos
-    import_minari: str | None = None  # no training: turn this local Minari dataset into demos
     # demonstrations
     rho: float = 0.1  # probability that the next episode is a replay of a reward demo
     phi: float = 0.3  # probability that it is a replay of a value demo
     alpha: float = 10.0  # exponent of the value demos' priorities; 0 draws them uniformly
     anneal_by: Literal["capacity", "current"] = "capacity"  # a new reward demo moves phi / this size of the value list
     demo_capacity: int = 51  # demos in both lists together
-    initial_reward_threshold: float | None = None  # return from which an episode is a reward demo; None: as demos have
+    initial_reward_threshold: float | None = None  # return of a reward demo; None: as the demos have, or any above 0
     initial_human_demos_dir: str | None = None  # folder of demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of demos that may be dropped
     supplementary_demos_dir: str | None = None  # folder that is watched: each new file becomes an agent demo
-    target_agent_demos_dir: str | None = None  # where the agent's best demos are saved; recording: None: demos/ENV
-    num_agent_demos_to_save: int = 10  # as many reward demos, and as many value demos; recording: episodes
+    target_agent_demos_dir: str | None = None  # folder in which the agent's best demos are saved
+    num_agent_demos_to_save: int = 10  # as many reward demos, and as many value demos
     save_demos_every: int = 10  # rollouts between saves
     # algorithm
     recurrent: bool = True  # a GRU between trunk and heads; without it the agent has no memory
     gru_size: int = 128  # units of the GRU
     chunk_length: int = 32  # steps that gradients flow back through the GRU
-    learning_rate: float = 3e-4  # of Adam
+    learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 8  # environments played side by side
     num_steps: int = 128  # steps of each environment per rollout
@@ -139,421 +108,144 @@ class Args:
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # how far a value may move before its loss is clipped
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this norm
-    target_kl: float | None = None  # end an update at the first minibatch whose KL divergence exceeds this
-    hidden_sizes: tuple[int, ...] = (128,)  # layers of the trunk
-    normalize_obs: bool = False  # normalise observations by their running mean and deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    target_kl: float | None = None  # no more epochs once the KL divergence of an epoch's last minibatch exceeds this
+    hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are always true ones
-
-    def __new__(cls, *_, **given):
-        """Note which arguments are given."""
-        self = super().__new__(cls)
-        self.given = given
-        return self
-
-    def __post_init__(self):
-        """Fill in the others, from the run that is resumed or played, else from `config`, else from TUNED."""
-        played = self.evaluate or self.record_from
-        run_dir = self.resume or played
-        source = f"{run_dir}/config.json" if run_dir else self.config
-        for name, value in (read_config(source) if source else TUNED.get(self.env_id, {})).items():
-            if name not in self.given and not (played and name in ("device", "capture_video")):  # training's own
-                setattr(self, name, value)
-
-
-class UserError(Exception):
-    """Something the user can mend: shown as one line, with exit code 2."""
-
-
-MODES = "resume evaluate model render config run_dir record_demo record_from import_minari".split()  # not in a config
-RESUMABLE = MODES + "total_timesteps stop_at_return eval_every eval_episodes capture_video checkpoint_every".split()
-RESUMABLE += "device torch_threads progress supplementary_demos_dir target_agent_demos_dir".split()
-RESUMABLE += "num_agent_demos_to_save save_demos_every".split()  # these may change when a run is resumed
-COUNTS = "num_envs num_steps num_minibatches update_epochs total_timesteps eval_episodes max_episode_steps".split()
-COUNTS += "gru_size chunk_length demo_capacity num_agent_demos_to_save save_demos_every hidden_sizes".split()
-RANGES = dict.fromkeys(COUNTS, (1, math.inf)) | dict.fromkeys("gamma gae_lambda rho phi".split(), (0, 1))
-RANGES |= dict.fromkeys("stop_at_return max_episode_return initial_reward_threshold".split(), (-math.inf, math.inf))
-RANGES |= {"seed": (0, 2**32), "torch_threads": (0, 10_000)}  # all other numbers: from 0 to infinity
-
-
-def read_config(path):
-    """The arguments in the config.json of a run, as a dict. UserError if it is none, or has an unknown field."""
-    try:
-        stored = json.loads(Path(path).read_text())["args"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not the config.json of a run: {error!r}") from None
-    if unknown := [name for name, _ in stored if name not in typing.get_type_hints(Args)]:
-        raise UserError(f"{path}: unknown field {', '.join(unknown)}")
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in stored if k not in MODES}
-
-
-def check_args(args):
-    """UserError that names the first argument of a wrong type, out of range or at odds with another."""
-
-    def fits(value, hint):  # hint: a plain type, a Literal, a union, or a tuple of one type
-        origin, options = typing.get_origin(hint), typing.get_args(hint)
-        if origin is Literal:
-            return value in options
-        if origin is tuple:
-            return type(value) is tuple and all(fits(item, options[0]) for item in value)
-        return any(fits(value, o) for o in options) or type(value) is hint or (hint is float and type(value) is int)
-
-    for name, hint in typing.get_type_hints(Args).items():
-        value = getattr(args, name)
-        if not fits(value, hint):
-            kind = str(hint) if typing.get_args(hint) else hint.__name__
-            raise UserError(f"{name} must be {kind.removeprefix('typing.')}, not {value!r}")
-        low, high = RANGES.get(name, (0, math.inf))
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not (low <= number <= high and math.isfinite(number)):
-                raise UserError(f"{name} must lie between {low} and {high}, not be {number}")
-    if args.capture_video and not importlib.util.find_spec("moviepy"):
-        raise UserError("capture_video needs moviepy: pip install moviepy")
-    if args.resume and (args.run_dir or args.evaluate):
-        raise UserError("resume goes on in its own run folder: neither run_dir nor evaluate can be given beside it")
-
-
-# ---------------------------------------------------------------------------------------------------- environment
-
-PLUGINS = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
-
-
-class ReturnLimit(gym.Wrapper):
-    """Truncate an episode once its return reaches `limit`."""
-
-    def __init__(self, env, limit):
-        super().__init__(env)
-        self.limit = limit
-
-    def reset(self, **kwargs):
-        self.total = 0.0
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.total += float(reward)
-        return obs, reward, terminated, truncated or self.total >= self.limit, info
-
-
-class GoalReward(gym.RewardWrapper):
-    """Pay 1 where the episode terminates and 0 elsewhere: the sparse version of a task that ends at its goal."""
-
-    def step(self, action):
-        obs, _, terminated, truncated, info = self.env.step(action)
-        return obs, float(terminated), terminated, truncated, info
-
-
-class EpisodeStarts(gym.vector.VectorWrapper):
-    """A vector environment whose observations are rows (N, W + 1): flat, then 1 where an episode begins and else 0.
-
-    There a recurrent state starts at zero; so whoever has the row needs to know nothing else. Of a Dict with an "image"
-    (MiniGrid's view) only that is kept. `view` is the Box of observations without the mark.
-    """
-
-    def __init__(self, envs):
-        super().__init__(envs)
-        space = envs.single_observation_space
-        self.key = "image" if isinstance(space, spaces.Dict) and "image" in space.spaces else None
-        self.view = space[self.key] if self.key else space
-        low, high, self.dtype = (0, 255, np.uint8) if self.view.dtype == np.uint8 else (-np.inf, np.inf, np.float32)
-        self.single_observation_space = spaces.Box(low, high, (math.prod(self.view.shape) + 1,), self.dtype)
-        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, self.num_envs)
-        self.ended = np.zeros(self.num_envs, bool)
-
-    def reset(self, *, seed=None, options=None):
-        which = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
-        obs, infos = self.env.reset(seed=seed, options=options)
-        self.ended = self.ended & ~which
-        return self.rows(obs, which), infos
-
-    def step(self, actions):
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        rows = self.rows(obs, self.ended)  # what ended in the step before has been reset in this one
-        self.ended = terminated | truncated
-        return rows, rewards, terminated, truncated, infos
-
-    def rows(self, obs, starts):
-        obs = obs[self.key] if self.key else obs
-        return np.concatenate([obs.reshape(self.num_envs, -1), starts[:, None]], 1, dtype=self.dtype)
-
-
-def make_single_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset, whose observations are the rows of EpisodeStarts.
-
-    UserError, saying what to do, if it cannot be made.
-    """
-    package = next((package for prefix, package in PLUGINS.items() if args.env_id.startswith(prefix)), None)
-    try:
-        if package:
-            importlib.import_module(package)
-        kwargs = json.loads(args.env_kwargs)
-        if not isinstance(kwargs, dict):
-            raise ValueError(f"env_kwargs {args.env_kwargs} is not a JSON object")
-        if args.max_episode_steps is not None:
-            kwargs["max_episode_steps"] = args.max_episode_steps
-        if render_mode:
-            kwargs["render_mode"] = render_mode
-        wrappers = [pkgutil.resolve_name(path) for path in args.wrappers]
-        if args.max_episode_return is not None:
-            wrappers.append(functools.partial(ReturnLimit, limit=args.max_episode_return))
-        # Not the environment's own vector version: that cannot reset single slots, as is due when a replay ends.
-        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="sync", wrappers=wrappers, **kwargs)
-        space = envs.single_observation_space
-        if not isinstance(space, spaces.Box) and not (isinstance(space, spaces.Dict) and "image" in space.spaces):
-            envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
-        return EpisodeStarts(envs)
-    except Exception as error:  # whatever went wrong, the library that complains knows best
-        hint = f" (try: pip install {package})" if package and isinstance(error, ImportError) else ""
-        given = f" with env_kwargs {args.env_kwargs}" if args.env_kwargs != "{}" else ""
-        given += f" and wrappers {' '.join(args.wrappers)}" if args.wrappers else ""
-        raise UserError(f"cannot make {args.env_id}{given}: {' '.join(str(error).split())}{hint}") from None
-
-
-make_envs = make_single_envs  # as evaluate and load, which all scripts share, call it
-
-
-def episode_limit(args, spec=None):
-    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
-    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
-    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
 
 
 # ------------------------------------------------------------------------------------------------------- networks
 
 
-class RunningMeanStd(nn.Module):
-    """Mean and variance of all rows seen so far; buffers of the module, so that every saved model has them."""
-
-    def __init__(self, shape):
-        super().__init__()
-        for name, value in (("mean", torch.zeros(shape)), ("var", torch.ones(shape)), ("count", torch.zeros(()))):
-            self.register_buffer(name, value)
-
-    def update(self, rows):
-        """Merge `rows` (B, *shape), a NumPy array, in float64 (Chan, Golub & LeVeque 1979, eq. 2.1)."""
-        mean, var, count = (buffer.cpu().numpy().astype(np.float64) for buffer in self.buffers())
-        total, delta = count + len(rows), rows.mean(0, dtype=np.float64) - mean
-        squares = var * count + rows.var(0, dtype=np.float64) * len(rows) + delta**2 * count * len(rows) / total
-        for buffer, value in zip(self.buffers(), (mean + delta * len(rows) / total, squares / total, total)):
-            buffer.copy_(torch.as_tensor(value))
-
-    def forward(self, x):
-        """Normalise (B, *shape), clip to ±10."""
-        return ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp(-10, 10)
-
-
-def layer(module, generator, gain=2**0.5):
-    """A linear or convolutional layer, zero biases and orthogonal weights; a gain of √2 keeps signals their size."""
-    nn.init.orthogonal_(module.weight, gain, generator)
+def layer(module, gain=2**0.5):
+    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
 
 
-def mlp(sizes, generator, last_gain):
-    """Linear layers between the given sizes, tanh after all but the last."""
-    hidden = [(layer(nn.Linear(i, o), generator), nn.Tanh()) for i, o in zip(sizes, sizes[1:-1])]
-    return nn.Sequential(*itertools.chain(*hidden), layer(nn.Linear(*sizes[-2:]), generator, last_gain))
+def mlp(inputs, hidden_sizes, outputs, gain):
+    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
+        inputs = size
+    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
 
 
-CELL = 11, 6, 4  # MiniGrid's numbers of objects, colours and states: a cell of its images has one of each
+def categorical(logits, actions, sizes):
+    """Log-probs and entropies, each (B,), of actions (B, factors).
 
-
-def is_grid(space):
-    """Whether a Box holds MiniGrid's images: not colours, but an object, its colour and its state per cell."""
-    return space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == len(CELL)
-
-
-class Categorical:
-    """One or more independent discrete factors; their `logits` (B, sum of `sizes`) stand side by side."""
-
-    def __init__(self, logits, sizes):
-        self.log_probs = [factor.log_softmax(1) for factor in logits.split(sizes, 1)]
-
-    def log_prob(self, actions):
-        """(B,) for actions (B, factors)."""
-        return sum(p.gather(1, a) for p, a in zip(self.log_probs, actions.split(1, 1))).squeeze(1)
-
-    def entropy(self):
-        """(B,), in nats."""
-        return -sum((p.exp() * p).sum(1) for p in self.log_probs)
-
-
-class DiagonalGaussian:
-    """Independent normal variables with `mean` (B, D) and `log_std` (D,)."""
-
-    def __init__(self, mean, log_std):
-        self.mean, self.log_std = mean, log_std
-
-    def log_prob(self, actions):
-        """(B,): log-density of actions (B, D) before they are clipped to the bounds of the environment."""
-        z = (actions - self.mean) * (-self.log_std).exp()
-        return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(1)
-
-    def entropy(self):
-        """(B,), in nats."""
-        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum().expand(len(self.mean))
-
-
-def to_env(actions, space):
-    """The agent's actions (B, factors or dimensions) as the environment takes them, clipped to the bounds of a Box."""
-    actions = actions.reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        return np.clip(actions, space.low, space.high).astype(space.dtype)
-    return (actions + getattr(space, "start", 0)).astype(space.dtype)
-
-
-def from_env(actions, space):
-    """The environment's actions (B, …) as the agent has them (B, factors or dimensions). ValueError if one is none."""
-    if not isinstance(space, spaces.Box) and not np.issubdtype(actions.dtype, np.integer):
-        raise ValueError(f"actions are {actions.dtype}, not whole numbers")
-    if not all(action in space for action in actions.astype(space.dtype)):
-        raise ValueError(f"an action is not in {space}")
-    if isinstance(space, spaces.Box):
-        return actions.reshape(len(actions), -1).astype(np.float32)
-    return (actions - getattr(space, "start", 0)).reshape(len(actions), -1).astype(np.int64)
-
-
-class GridPatches(nn.Module):
-    """Features of all 3 x 3 patches of a MiniGrid image whose cells are one-hot.
-
-    One set of weights for the whole view: what a key means does not depend on where it is seen. One demonstration shows
-    the agent few of these places.
+    The factors are independent of each other; the logits (B, sum of sizes) of all of them stand side by side.
     """
+    log_prob = 0
+    entropy = 0
+    for factor_logits, action in zip(logits.split(sizes, dim=1), actions.split(1, dim=1)):
+        log_probs = factor_logits.log_softmax(1)
+        log_prob = log_prob + log_probs.gather(1, action).squeeze(1)
+        entropy = entropy - (log_probs.exp() * log_probs).sum(1)
+    return log_prob, entropy
 
-    def __init__(self, shape, generator, features=16):
-        super().__init__()
-        self.shape, side = shape, [min(3, n) for n in shape[:2]]
-        self.conv = layer(nn.Conv2d(sum(CELL), features, side), generator)
-        self.num_outputs = features * math.prod(n - k + 1 for n, k in zip(shape, side))
 
-    def one_hot(self, cells):
-        """(B, width, height, 11 + 6 + 4) of objects, colours and states by number, cells (B, width, height, 3)."""
-        parts = [nn.functional.one_hot(cells[..., j].long().clamp(max=n - 1), n) for j, n in enumerate(CELL)]
-        return torch.cat(parts, 3).float()
-
-    def forward(self, rows):
-        """(B, num_outputs) for flat images (B, width x height x 3)."""
-        return self.conv(self.one_hot(rows.unflatten(1, self.shape)).movedim(3, 1)).relu().flatten(1)
+def gaussian(mean, actions, log_std):
+    """Log-densities and entropies, each (B,), of actions (B, D) before they are clipped to the environment's bounds."""
+    z = (actions - mean) / log_std.exp()
+    log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+    return log_density.sum(1), entropy.sum().expand(len(mean))
 
 
 class RecurrentAgent(nn.Module):
-    """Actor and critic: two linear heads on one trunk, an MLP and, unless feed-forward, a GRU.
+    """Actor and critic: two linear heads on one trunk, an MLP and, unless feed-forward, a GRU (arXiv 1406.1078).
 
-    Discrete, MultiDiscrete and MultiBinary actions are all lists of categorical factors (a bit has two categories),
-    Box actions are Gaussian. Everywhere but in the environment, actions are (…, factors or dimensions). Observations
-    are the rows of EpisodeStarts; a MiniGrid image goes through GridPatches first.
+    A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has
+    several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
+    column for each factor or dimension. A MiniGrid image goes through GridPatches first.
+
+    Sequences are (L, B, …): L steps in time, B of them side by side. The GRU's state runs on from step to step, but
+    what comes after a reset row is the beginning of an episode, or of a replay: there it starts at zero.
     """
 
-    def __init__(self, view, action_space, args, device="cpu"):
+    def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
-        self.device, self.action_space, self.patches = torch.device(device), action_space, None
+        self.device = device
+        self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        if self.continuous:
-            outputs = math.prod(action_space.shape)
-            self.log_std = nn.Parameter(torch.zeros(outputs))
-        else:
-            binary = isinstance(action_space, spaces.MultiBinary)
-            sizes = np.full(action_space.shape, 2) if binary else getattr(action_space, "nvec", None)
-            self.sizes = [int(action_space.n)] if sizes is None else sizes.ravel().tolist()
-            self.factors = [slice(end - size, end) for size, end in zip(self.sizes, np.cumsum(self.sizes))]
-            outputs = sum(self.sizes)
-        generator = torch.Generator().manual_seed(args.seed)
-        inputs = math.prod(view.shape)
-        if is_grid(view):
-            self.patches = GridPatches(view.shape, generator)
-            inputs = self.patches.num_outputs
-        self.trunk = mlp([inputs, *args.hidden_sizes], generator, 2**0.5)  # with a tanh after its last layer as well
-        width, self.state_size = args.hidden_sizes[-1], args.gru_size if args.recurrent else 0
-        if args.recurrent:  # three gates side by side: reset, update, candidate
-            self.gru_input = layer(nn.Linear(width, 3 * args.gru_size), generator, 1)
-            self.gru_state = layer(nn.Linear(args.gru_size, 3 * args.gru_size), generator, 1)
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; of a Box only its dimensions
+        self.state_size = args.gru_size if args.recurrent else 0
+        outputs = sum(self.output_sizes)
+        inputs = math.prod(observation_space.shape)
+        self.patches = None
+        if is_grid(observation_space):
+            self.patches = GridPatches(observation_space.shape)
+            inputs = self.patches.outputs
+        *sizes, width = args.hidden_sizes
+        self.trunk = nn.Sequential(mlp(inputs, sizes, width, gain=2**0.5), nn.Tanh())
+        self.gru = None
+        if args.recurrent:
+            self.gru = gru_cell(width, args.gru_size)
             width = args.gru_size
-        self.actor = layer(nn.Linear(width, outputs), generator, 0.01)  # 0.01: at first, all equally likely
-        self.critic = layer(nn.Linear(width, 1), generator, 1)
-        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
-        self.return_stats = RunningMeanStd(()) if args.normalize_reward else None
-        self.to(self.device)
-        self.leaves = list(self.parameters())
-        self.flat = flatten_parameters(self.leaves)
-        self.state = np.zeros((0, self.state_size), np.float32)  # of `act`
-        self.seed, self.rng = args.seed if args.sample_actions else None, None  # of its draws
-        # Small matrices on a CPU: torch's overhead per call exceeds the arithmetic, so acting is done in NumPy, on the
-        # memory of the parameters themselves. These are changed in place only: copy weights with load_state_dict.
-        if self.device.type == "cpu":
-            memory = lambda m: (m.weight.detach().numpy().T, m.bias.detach().numpy())
-            self.numpy_trunk = [memory(module) for module in self.trunk if isinstance(module, nn.Linear)]
-            self.numpy_gru = [memory(m) for m in (self.gru_input, self.gru_state)] if args.recurrent else []
-            self.numpy_actor = memory(self.actor)
-
-    def inputs(self, rows):
-        """What the trunk sees of a tensor of rows (B, W + 1): (B, inputs), without the marks of starts."""
-        if self.patches:
-            return self.patches(rows[:, :-1])
-        x = rows[:, :-1].float()
-        return self.obs_stats(x) if self.obs_stats else x
-
-    def states(self, rows, state):
-        """What the heads see of rows (L, B, W + 1), steps in time: (L, B, F), and the GRU's states after each step.
-
-        The GRU (arXiv 1406.1078, section 2.3, its reset gate applied after the matrix as in cuDNN) starts from `state`
-        (B, gru_size), and from zero wherever a row says that an episode begins. Feed-forward, there are no states.
-        """
-        x = self.trunk(self.inputs(rows.flatten(0, 1))).tanh()
-        if not self.state_size:
-            return x.unflatten(0, rows.shape[:2]), state.expand(len(rows), -1, -1)
-        states, H = [], self.state_size
-        for gates, starts in zip(self.gru_input(x).unflatten(0, rows.shape[:2]), rows[:, :, -1:] > 0):
-            state = state * ~starts
-            recurrent = self.gru_state(state)
-            reset, update = (gates[:, : 2 * H] + recurrent[:, : 2 * H]).sigmoid().chunk(2, 1)
-            candidate = (gates[:, 2 * H :] + reset * recurrent[:, 2 * H :]).tanh()
-            state = update * state + (1 - update) * candidate
-            states.append(state)
-        states = torch.stack(states)
-        return states, states
-
-    def forward(self, rows, actions, state):
-        """(log-probs, entropies, values), each (L, B), and GRU states (L, B, gru_size), as `states` gives them.
-
-        `rows` (L, B, W + 1) and `actions` (L, B, factors or dimensions) are steps in time, `state` is the one before.
-        """
-        features, states = self.states(rows, state)
-        output, actions = self.actor(features).flatten(0, 1), actions.flatten(0, 1)
-        pi = DiagonalGaussian(output, self.log_std) if self.continuous else Categorical(output, self.sizes)
-        log_probs, entropies = (x.view(rows.shape[:2]) for x in (pi.log_prob(actions), pi.entropy()))
-        return log_probs, entropies, self.critic(features).squeeze(2), states
-
-    def policy_output(self, rows, state):
-        """(logits or means, next GRU state) for NumPy rows (B, W + 1) and the GRU state before, as NumPy arrays."""
-        with torch.no_grad():
-            if self.device.type != "cpu":
-                features, states = self.states(*(torch.as_tensor(x, device=self.device) for x in (rows[None], state)))
-                return self.actor(features[0]).cpu().numpy(), states[0].cpu().numpy()
-            x = self.inputs(torch.from_numpy(rows)).numpy()
-        for weight, bias in self.numpy_trunk:
-            x = np.tanh(x @ weight + bias)
-        if self.state_size:  # as in `states`; tanh gives the sigmoid without overflow
-            H, state = self.state_size, state * (rows[:, -1:] == 0)
-            gates, recurrent = (x @ w + b for x, (w, b) in zip((x, state), self.numpy_gru))
-            reset, update = np.hsplit(0.5 + 0.5 * np.tanh(0.5 * (gates[:, : 2 * H] + recurrent[:, : 2 * H])), 2)
-            candidate = np.tanh(gates[:, 2 * H :] + reset * recurrent[:, 2 * H :])
-            x = state = update * state + (1 - update) * candidate
-        weight, bias = self.numpy_actor
-        return x @ weight + bias, state
-
-    def sample(self, rows, state, rng=None):
-        """(actions, next GRU state) for NumPy rows: drawn with the NumPy generator `rng`; without it, the mode."""
-        output, state = self.policy_output(rows, state)
+        # The actor's small gain makes the first policy nearly uniform, or the first means nearly 0.
+        self.actor = layer(nn.Linear(width, outputs), gain=0.01)
+        self.critic = layer(nn.Linear(width, 1), gain=1.0)
         if self.continuous:
-            noise = 0 if rng is None else rng.standard_normal(output.shape, np.float32)
-            return output + np.exp(self.log_std.detach().cpu().numpy()) * noise, state
-        if rng is not None:  # the Gumbel-max trick: argmax(logits + Gumbel noise) is a draw from their softmax
-            output = output + rng.gumbel(size=output.shape)
-        return np.array([output[:, factor].argmax(1) for factor in self.factors]).T, state
+            self.log_std = nn.Parameter(torch.zeros(outputs))
+        self.to(device)
+        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        self.return_stats = RunningMeanStd() if args.normalize_reward else None
+        self.sample_actions = args.sample_actions
+        self.seed = args.seed
+        self.begin_episodes(0)
+
+    def trunk_output(self, obs):
+        """(B, F) of observations (B, …): MiniGrid images through GridPatches, vectors flat and normalised."""
+        if self.patches is not None:
+            return self.trunk(self.patches(obs))
+        obs = obs.flatten(1).float()
+        return self.trunk(obs if self.obs_stats is None else self.obs_stats(obs))
+
+    def features(self, obs, reset_rows, state):
+        """What the heads see of sequences, (L, B, F), and the GRU's states after each step, (L, B, gru_size).
+
+        obs is (L, B, …), reset_rows (L, B), and state (B, gru_size) that before the first step.
+        """
+        x = self.trunk_output(obs.flatten(0, 1)).unflatten(0, reset_rows.shape)
+        if self.gru is None:
+            return x, state.expand(len(obs), *state.shape)
+        features = []
+        states = []
+        for t in range(len(obs)):
+            state = self.gru(x[t], state)
+            features.append(state)
+            state = state * ~reset_rows[t, :, None]  # the next row begins an episode
+            states.append(state)
+        return torch.stack(features), torch.stack(states)
+
+    def value(self, obs, state):
+        """The critic's values (B,) of observations (B, …) that come after GRU states (B, gru_size)."""
+        no_reset_rows = torch.zeros(1, len(obs), dtype=torch.bool, device=self.device)
+        features, _ = self.features(obs[None], no_reset_rows, state)
+        return self.critic(features[0]).squeeze(1)
+
+    def forward(self, obs, reset_rows, actions, state):
+        """(log-probs, entropies, values), each (L, B), and GRU states after each step, for sequences as in `features`.
+
+        actions are (L, B, D).
+        """
+        features, states = self.features(obs, reset_rows, state)
+        output = self.actor(features).flatten(0, 1)
+        if self.continuous:
+            log_probs, entropies = gaussian(output, actions.flatten(0, 1), self.log_std)
+        else:
+            log_probs, entropies = categorical(output, actions.flatten(0, 1), self.output_sizes)
+        values = self.critic(features).squeeze(2)
+        return log_probs.view_as(values), entropies.view_as(values), values, states
 
     def certain_log_prob(self):
         """The log-probability of an action taken with certainty: 0; of a Gaussian, its log-density at the mean.
@@ -562,56 +254,87 @@ class RecurrentAgent(nn.Module):
         """
         if not self.continuous:
             return 0.0
-        zeros = torch.zeros_like(self.log_std.detach())[None]
-        return DiagonalGaussian(zeros, self.log_std.detach()).log_prob(zeros).item()
+        mean = torch.zeros_like(self.log_std)[None]
+        log_density, _ = gaussian(mean, mean, self.log_std.detach())
+        return log_density.item()
 
-    def act(self, rows):
-        """What the policy does in evaluations: NumPy rows (B, W + 1) -> actions as the environment takes them.
+    @torch.no_grad()
+    def policy_output(self, obs, reset_rows, state):
+        """(logits or means (B, …), a NumPy array, and the next GRU state) for NumPy observations (B, …) of one step."""
+        dtype = torch.uint8 if obs.dtype == np.uint8 else torch.float32
+        obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
+        reset_rows = torch.as_tensor(reset_rows, device=self.device)
+        features, states = self.features(obs[None], reset_rows[None], state)
+        return self.actor(features[0]).cpu().numpy(), states[0]
 
-        The most probable ones or, with --sample-actions, draws, each evaluation's with the same random numbers. It
-        remembers the GRU's state from call to call, until a row says that an episode begins.
+    def sample(self, obs, reset_rows, state, rng=None):
+        """(actions (B, D), next GRU state) for NumPy observations of one step.
+
+        They are drawn with the NumPy generator `rng`; without it, these are the likeliest actions.
         """
-        if len(self.state) != len(rows):
-            self.state = np.zeros((len(rows), self.state_size), np.float32)
-        if self.seed is not None and (self.rng is None or rows[:, -1].all()):
-            self.rng = np.random.default_rng(self.seed)
-        actions, self.state = self.sample(rows, self.state, self.rng)
+        output, state = self.policy_output(obs, reset_rows, state)
+        if self.continuous:
+            std = self.log_std.detach().exp().cpu().numpy()
+            noise = 0 if rng is None else rng.standard_normal(output.shape, np.float32)
+            return output + std * noise, state
+        if rng is not None:  # the Gumbel-max trick: the argmax of logits + Gumbel noise is a draw from their softmax
+            output = output + rng.gumbel(size=output.shape)
+        return self.argmax_of_factors(output), state
+
+    def argmax_of_factors(self, logits):
+        """The category with the largest logit in each factor, (B, factors)."""
+        categories = []
+        first = 0
+        for size in self.output_sizes:
+            categories.append(logits[:, first : first + size].argmax(1))
+            first += size
+        return np.array(categories).T
+
+    def begin_episodes(self, episodes):
+        """Forget all that `act` remembers: evaluations call this before they begin. Draws begin anew as well."""
+        self.state = torch.zeros(episodes, self.state_size, device=self.device)
+        self.rng = np.random.default_rng(self.seed)
+
+    def act(self, obs):
+        """What the policy does in evaluations, as the environment takes it; it remembers the GRU's state.
+
+        These are the likeliest actions or, with --sample-actions, draws.
+        """
+        if len(obs) != len(self.state):
+            self.begin_episodes(len(obs))
+        no_reset_rows = np.zeros(len(obs), bool)  # an evaluation counts nothing after an episode's end
+        rng = self.rng if self.sample_actions else None
+        actions, self.state = self.sample(obs, no_reset_rows, self.state, rng)
         return to_env(actions, self.action_space)
 
 
-def flatten_parameters(parameters):
-    """Lay parameters end to end in one vector, of which they become views. Returns the vector."""
-    flat = torch.cat([p.detach().flatten() for p in parameters])
-    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
-        p.data = part.view_as(p)
-    return flat
-
-
 # -------------------------------------------------------------------------------------------- returns and rollout
-# All tensors are time-major, (T, N). next_values[t] is the value of the true successor of step t: terminated, it counts
-# for nothing; truncated, it stands for the rest of the episode. Both cut the recursion; terminated wins over truncated.
-
-
-def backwards(terms, decay, last):
-    """x_t = terms_t + decay_t x_{t+1} from x_T = `last` (N,) back to x_0: the recursion of all three estimators."""
-    xs, x = [], last
-    for term, factor in zip(terms.flip(0), decay.flip(0)):
-        x = term + factor * x
-        xs.append(x)
-    return torch.stack(xs).flip(0)
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
+# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
+# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, returns), each (T, N).
+    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
 
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
-    advantages = backwards(deltas, gamma * gae_lambda * ~(terminated | truncated), torch.zeros_like(rewards[0]))
+    decay = gamma * gae_lambda * ~(terminated | truncated)
+    advantages = torch.empty_like(rewards)
+    next_advantage = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        advantages[t] = deltas[t] + decay[t] * next_advantage
+        next_advantage = advantages[t]
     return advantages, advantages + values
 
 
-Sequences = namedtuple("Sequences", "obs state actions log_probs values advantages returns trained replayed")
+# One step of all slots: actions (N, D), what they led to (N, …), rewards and flags (N,). NumPy arrays.
+Step = namedtuple("Step", "actions next_obs rewards terminated truncated")
+
+# Chunks of L steps, (L, B, …), and the GRU's state (B, gru_size) before each. Rows are trained on unless they are reset
+# rows. The loss compares the present log-probs and values with the old ones.
+Sequences = namedtuple("Sequences", "obs reset_rows replayed actions old_log_probs old_values advantages returns state")
 
 
 class SequenceBuffer:
@@ -625,60 +348,105 @@ class SequenceBuffer:
     The row after the end of a real episode is just the same, for in it the environment resets itself.
     """
 
-    def __init__(self, num_steps, num_envs, observation_space, action_space, state_size, chunk_length, device="cpu"):
-        T, N, D = num_steps, num_envs, math.prod(action_space.shape)  # D = 1 for Discrete, whose shape is ()
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), observation_space.dtype)
-        self.actions = np.zeros((T, N, D), np.float32 if isinstance(action_space, spaces.Box) else np.int64)
+    def __init__(self, num_steps, num_envs, observation_space, action_space):
+        T, N = num_steps, num_envs
+        D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
+        obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
+        action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: what the last step led to
+        self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
-        self.terminated, self.truncated, self.reset_rows = np.zeros((3, T, N), bool)
+        self.terminated = np.zeros((T, N), bool)
+        self.truncated = np.zeros((T, N), bool)
+        self.reset_rows = np.zeros((T, N), bool)
         self.demo_ids = np.zeros((T, N), np.int64)  # which demo a row replays; 0: none
-        self.state = np.zeros((N, state_size), np.float32)  # of the GRU before row 0
-        self.num_steps, self.num_envs, self.chunk_length, self.device, self.row = T, N, chunk_length, device, 0
+        self.state = torch.zeros(N, 0)  # of the GRU, (N, gru_size), before row 0
+        self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
 
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, demo_ids, next_obs):
-        """Append a step of all slots, each argument (N, …); in a full buffer the next rollout begins."""
-        t = self.row
-        self.obs[t], self.actions[t], self.rewards[t], self.obs[t + 1] = obs, actions, rewards, next_obs
-        self.terminated[t], self.truncated[t], self.reset_rows[t] = terminated, truncated, reset_rows
+    def add(self, t, obs, step, reset_rows, demo_ids):
+        """Set row t of all slots: observations, what their Step was, whether it is a reset row, and which replay."""
+        self.obs[t] = obs
+        self.obs[t + 1] = step.next_obs
+        self.actions[t] = step.actions
+        self.rewards[t] = step.rewards
+        self.terminated[t] = step.terminated
+        self.truncated[t] = step.truncated
+        self.reset_rows[t] = reset_rows
         self.demo_ids[t] = demo_ids
-        self.row = (t + 1) % self.num_steps
 
-    def tensors(self, *names):
-        """The named arrays as tensors on the device."""
-        return [torch.as_tensor(getattr(self, name), device=self.device) for name in names]
+    def scale_rewards(self, stats, gamma):
+        """Divide rewards by the running deviation of the discounted return G_t = r_t + gamma G_{t-1}; clip to ±10.
 
-    def evaluate(self, agent):
-        """Set log_probs (T, N), values (T + 1, N) and states (T, N, gru_size), those before each row, under the agent.
-
-        A demonstrator took his action with certainty: the log-probs of replayed rows are those of such an action.
+        G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
         """
-        obs, actions, state = self.tensors("obs", "actions", "state")
-        actions = torch.cat([actions, actions[:1]])  # the last observation has no action yet: any will do
-        with torch.no_grad():
-            log_probs, _, self.values, states = agent(obs, actions, state)
-        self.states = torch.cat([state[None], states[:-2]])
-        self.log_probs = log_probs[:-1]
-        self.log_probs[self.tensors("demo_ids")[0] > 0] = agent.certain_log_prob()
+        all_returns = np.zeros(self.rewards.shape)
+        for t in range(len(all_returns)):
+            self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
+            all_returns[t] = self.discounted_returns
+            self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
+        stats.update(all_returns[~self.reset_rows])
+        self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
-    def compute_returns(self, gamma, gae_lambda):
-        """Set advantages and returns (T, N) by GAE."""
-        rewards, terminated, truncated = self.tensors("rewards", "terminated", "truncated")
-        step = rewards, self.values[:-1], self.values[1:], terminated, truncated
-        self.advantages, self.returns = compute_gae(*step, gamma, gae_lambda)
+    def played_obs(self):
+        """Observations of all rows but reset rows, flat: (rows, numbers)."""
+        obs = self.obs[:-1][~self.reset_rows]
+        return obs.reshape(len(obs), math.prod(obs.shape[1:]))
 
-    def chunks(self, x):
-        """(T, N, …) -> (L, N T / L, …): chunks of L = chunk_length steps side by side, those of a slot in a row."""
-        return x.unflatten(0, (-1, self.chunk_length)).movedim(0, 2).flatten(1, 2)
+    @torch.no_grad()
+    def log_probs_and_values(self, agent):
+        """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now.
 
-    def minibatches(self, num_minibatches, rng):
-        """Yield Sequences (L, B, …) in random order that together hold every chunk once; `state` is (B, gru_size)."""
-        obs, actions, demo_ids, reset_rows = self.tensors("obs", "actions", "demo_ids", "reset_rows")
-        values, states = self.values[:-1], self.chunks(self.states)[0]
-        fields = actions, self.log_probs, values, self.advantages, self.returns, ~reset_rows, demo_ids > 0
-        obs, *fields = map(self.chunks, (obs[:-1], *fields))
-        for part in np.array_split(rng.permutation(len(states)), num_minibatches):
-            part = torch.as_tensor(part, device=self.device)
-            yield Sequences(obs[:, part], states[part], *(field[:, part] for field in fields))
+        A demonstrator took his action with certainty: the log-probs of replayed rows are those of such an action. Sets
+        `states` (T, N, gru_size), those of the GRU before each row.
+        """
+        obs = torch.as_tensor(self.obs, device=agent.device)
+        reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
+        actions = torch.as_tensor(self.actions, device=agent.device)
+        replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
+        log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
+        last_values = agent.value(obs[-1], states[-1])
+        log_probs[replayed] = agent.certain_log_prob()
+        self.states = torch.cat([self.state[None], states[:-1]])
+        return log_probs, torch.cat([values, last_values[None]])
+
+    def compute_advantages(self, log_probs, values, args):
+        """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
+
+        log_probs (T, N) and values (T + 1, N) are those of log_probs_and_values.
+        """
+        rewards = torch.as_tensor(self.rewards, device=values.device)
+        terminated = torch.as_tensor(self.terminated, device=values.device)
+        truncated = torch.as_tensor(self.truncated, device=values.device)
+        self.old_log_probs = log_probs
+        self.old_values = values[:-1]
+        steps = rewards, values[:-1], values[1:], terminated, truncated
+        self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+
+    def chunks(self, x, length):
+        """(T, N, …) -> (L, N T / L, …): chunks of L steps side by side, those of a slot in a row."""
+        x = torch.as_tensor(x, device=self.advantages.device)
+        return x.unflatten(0, (-1, length)).movedim(0, 2).flatten(1, 2)
+
+    def minibatches(self, num_minibatches, length, rng):
+        """Yield Sequences of `length` steps that together hold every chunk once, in random order."""
+        rows = self.obs[:-1], self.reset_rows, self.demo_ids > 0, self.actions
+        results = self.old_log_probs, self.old_values, self.advantages, self.returns
+        fields = [self.chunks(field, length) for field in (*rows, *results)]
+        states = self.chunks(self.states, length)[0]  # before the first step of each chunk
+        order = torch.as_tensor(rng.permutation(len(states)), device=states.device)
+        for part in order.tensor_split(num_minibatches):
+            batch = Sequences(*[field[:, part] for field in fields], states[part])
+            if not batch.reset_rows.all():  # else there is nothing to learn from
+                yield batch
+
+    def explained_variance(self):
+        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
+        played = torch.as_tensor(~self.reset_rows, device=self.returns.device)
+        if not played.any():
+            return torch.zeros(())
+        returns = self.returns[played]
+        errors = returns - self.old_values[played]
+        return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
 # -------------------------------------------------------------------------------------------------- demonstrations
@@ -688,8 +456,8 @@ class SequenceBuffer:
 class Demo:
     """A trajectory that slots of the vector environment can replay."""
 
-    obs: np.ndarray  # rows of EpisodeStarts (T + 1, W + 1), the last of which is the final observation
-    actions: np.ndarray  # (T, factors or dimensions), as the agent has them
+    obs: np.ndarray  # (T + 1, …), the last of which is the final observation
+    actions: np.ndarray  # (T, D), as the agent has them
     rewards: np.ndarray  # (T,), raw
     terminated: bool  # whether the episode ended with the last row; if not, it was truncated there
     total: float  # return of the whole episode, of which this may be the beginning
@@ -698,26 +466,23 @@ class Demo:
     id: int = 0  # given by PPODBuffer
 
 
-def as_rows(obs, view):
-    """The observations (T + 1, …) of an episode as the rows of EpisodeStarts. ValueError if they lose anything so."""
-    rows = np.zeros((len(obs), math.prod(view.shape) + 1), np.uint8 if view.dtype == np.uint8 else np.float32)
-    rows[:, :-1], rows[0, -1] = np.reshape(obs, (len(obs), -1)), 1
-    if view.dtype == np.uint8 and (rows[:, :-1] != np.reshape(obs, (len(obs), -1))).any():
-        raise ValueError("observations are not of whole numbers from 0 to 255")
-    return rows
-
-
 def as_demo(obs, actions, rewards, terminated, max_value=0.0):
     """The Demo that an episode becomes, given as Demo's fields of its T steps.
 
     What follows the last positive reward teaches nothing and is cut off, so that the demo ends truncated; an episode
     without any is kept whole. The return and the highest value are those of the whole episode all the same.
     """
-    positive = np.flatnonzero(rewards > 0)
-    length = positive[-1] + 1 if len(positive) else len(rewards)
-    whole = length == len(rewards)
-    parts = obs[: length + 1].copy(), actions[:length].copy(), rewards[:length].copy()
-    return Demo(*parts, bool(terminated and whole), float(rewards.sum(dtype=np.float64)), max_value=float(max_value))
+    length = len(rewards)
+    if (rewards > 0).any():
+        length = int(np.flatnonzero(rewards > 0)[-1]) + 1
+    return Demo(
+        obs=obs[: length + 1].copy(),
+        actions=actions[:length].copy(),
+        rewards=rewards[:length].copy(),
+        terminated=bool(terminated and length == len(rewards)),
+        total=float(rewards.sum(dtype=np.float64)),
+        max_value=float(max_value),
+    )
 
 
 def replay_probabilities(max_values, alpha):
@@ -727,19 +492,12 @@ def replay_probabilities(max_values, alpha):
     is finite, not negative, and never lower for a higher value.
     """
     v = np.asarray(max_values, np.float64)
-    v = v - min(v.min(), 0)
-    weights = (v / v.max() if v.max() > 0 else np.ones_like(v)) ** alpha  # divided first: no power overflows
+    if v.min() < 0:
+        v = v - v.min()
+    if v.max() == 0:
+        v = np.ones_like(v)
+    weights = (v / v.max()) ** alpha  # divided first: no power overflows
     return weights / weights.sum()
-
-
-def as_tensor(x):
-    """NumPy arrays as tensors, as checkpoints have them; anything else as it is."""
-    return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-
-
-def as_array(x):
-    """The inverse of as_tensor."""
-    return x.numpy() if isinstance(x, torch.Tensor) else x
 
 
 class PPODBuffer:
@@ -750,130 +508,142 @@ class PPODBuffer:
     less likely (phi).
     """
 
-    LISTS = "reward_demos value_demos replays".split()
-    PLAIN = "rho phi value_capacity reward_threshold last_id seen position away".split()
-
-    def __init__(self, args, num_envs, view, action_space):
-        self.args, self.view, self.action_space = args, view, action_space
-        self.rho, self.phi, self.value_capacity = args.rho, args.phi, args.demo_capacity
-        self.reward_demos, self.value_demos, self.last_id, self.seen = [], [], 0, {}
-        self.reward_threshold = -math.inf if args.initial_reward_threshold is None else args.initial_reward_threshold
+    def __init__(self, args, num_envs, observation_space, action_space):
+        self.args = args
+        self.spaces = observation_space, action_space
+        self.reward_demos = []
+        self.value_demos = []
+        self.value_capacity = args.demo_capacity  # room for value demos at the start
+        self.rho = args.rho
+        self.phi = args.phi
+        self.reward_threshold = args.initial_reward_threshold  # None: any return above 0 is good
+        self.last_id = 0
+        self.seen = {}  # supplementary files: name -> TAKEN, or when one that was bad had been changed
+        self.rollouts = 0
+        self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
-        self.away = np.ones(num_envs, bool)  # whether the environment must be reset before it is seen (again)
-        self.episodes = [None] * num_envs  # what was seen so far of each slot's episode: obs, actions, rewards, values
-
-    # files
-
-    def load_initial_demos(self):
-        """Begin with the demos in the folders that args name. UserError if one is bad, or if there are too many."""
-        for folder, human in ((self.args.initial_human_demos_dir, True), (self.args.initial_agent_demos_dir, False)):
-            paths = sorted(Path(folder).glob("*.npz")) if folder else []
-            if folder and not paths:
-                raise UserError(f"there are no demos (.npz files) in {folder}")
-            for path in paths:
-                self.add(self.reward_demos, self.load_demo(path, human))
-        self.value_capacity = self.args.demo_capacity - len(self.reward_demos)
-        if self.value_capacity < 0:
-            raise UserError(f"{len(self.reward_demos)} demos exceed demo_capacity = {self.args.demo_capacity}")
-        if self.args.initial_reward_threshold is None and self.reward_demos:
-            self.reward_threshold = min(demo.total for demo in self.reward_demos)
-
-    def load_supplementary_demos(self):
-        """Take each new file in the folder that is watched as an agent's demo; warn of a bad one, until it changes."""
-        folder = self.args.supplementary_demos_dir
-        for path in sorted(Path(folder).glob("*.npz")) if folder else ():
-            changed = path.stat().st_mtime_ns
-            if self.seen.get(path.name) in (0, changed):  # 0: taken
-                continue
-            try:
-                self.add_reward_demo(self.load_demo(path, human=False))
-                self.seen[path.name] = 0
-            except UserError as error:
-                self.seen[path.name] = changed
-                print(f"skipped: {error}", file=sys.stderr)
-
-    def load_demo(self, path, human):
-        """The Demo in a file that `save_demo` (or whoever follows docs/ppod.md) wrote. UserError naming a bad one."""
-        space, view = self.action_space, self.view
-        with blame(path), np.load(path, allow_pickle=False) as file:
-            for name, own in identity(self.args).items():
-                if json.loads(str(file[name])) != own:
-                    raise ValueError(f"its {name} is {file[name]}, not {json.dumps(own)}")
-            obs = np.concatenate([file["observation"], file["final_observation"][None]])
-            actions, rewards = file["action"], np.asarray(file["reward"], np.float32)
-            T = len(rewards)
-            shapes = f"observations {obs.shape}, actions {actions.shape} and rewards {rewards.shape}"
-            if (
-                obs.shape != (T + 1, *view.shape)
-                or actions.shape != (T, *space.shape)
-                or rewards.shape != (T,)
-                or T == 0
-            ):
-                raise ValueError(f"{shapes} do not fit {view}, {space} and each other")
-            rows = as_rows(obs, view)
-            if not (np.isfinite(rows).all() and np.isfinite(rewards).all()):
-                raise ValueError("an observation or a reward is NaN or infinite")
-            total = file["episode_return"] if "episode_return" in file else rewards.sum(dtype=np.float64)
-            return Demo(rows, from_env(actions, space), rewards, bool(file["terminated"]), float(total), human)
-
-    def save_demos(self):
-        """Write the agent's best reward demos and the best value demos to subfolders of target_agent_demos_dir."""
-        own = sorted((demo for demo in self.reward_demos if not demo.human), key=lambda demo: -demo.total)
-        best = sorted(self.value_demos, key=lambda demo: -demo.max_value)
-        for name, demos in (("reward", own), ("value", best)):
-            for rank, demo in enumerate(demos[: self.args.num_agent_demos_to_save]):
-                path = Path(self.args.target_agent_demos_dir, name, f"{rank}.npz")
-                save_demo(path, demo, self.args, self.view, self.action_space)
-
-    # replays
+        self.away = np.zeros(num_envs, bool)  # whether the environment must be reset before it is seen again
+        # What each slot's episode had in earlier rollouts: parts (obs, actions, rewards, values), one from each.
+        self.episodes = [[] for _ in range(num_envs)]
 
     def sample_demo(self, rng):
         """The Demo to replay next, or None: the environment, also where the list that was drawn is empty."""
         u = rng.random()
         if u < self.rho:
-            return self.reward_demos[rng.integers(len(self.reward_demos))] if self.reward_demos else None
+            if not self.reward_demos:
+                return None
+            return self.reward_demos[rng.integers(len(self.reward_demos))]
         if u < self.rho + self.phi and self.value_demos:
-            p = replay_probabilities([demo.max_value for demo in self.value_demos], self.args.alpha)
-            return self.value_demos[rng.choice(len(p), p=p)]
+            probabilities = replay_probabilities([demo.max_value for demo in self.value_demos], self.args.alpha)
+            return self.value_demos[rng.choice(len(probabilities), p=probabilities)]
         return None
 
-    def replay(self, envs, reset_rows, actions, step, rng):
-        """Put replays in place of what the environments did, in the arrays (N, …) themselves. Returns demo ids (N,).
+    def draw(self, slots, obs, rng):
+        """Let slots draw what they show next. Returns obs (N, …) with the first observations of what they replay."""
+        obs = obs.copy()
+        for i in slots:
+            demo = self.sample_demo(rng)
+            self.replays[i] = demo
+            self.position[i] = 0
+            if demo is not None:
+                obs[i] = demo.obs[0]
+                self.away[i] = True
+        return obs
 
-        `step` is (next observations, rewards, terminated, truncated). In its reset row a slot draws what comes next.
-        """
-        next_obs, rewards, terminated, truncated = step
-        demo_ids, shown = np.zeros(len(reset_rows), np.int64), np.zeros(len(reset_rows), bool)
-        for i, demo in enumerate(self.replays):
-            if reset_rows[i]:
-                demo = self.replays[i] = self.sample_demo(rng)
-                self.position[i], rewards[i], terminated[i], truncated[i] = 0, 0, False, False
-                if demo:
-                    next_obs[i], self.away[i] = demo.obs[0], True
-                else:
-                    shown[i], self.away[i] = self.away[i], False
-            elif demo:
-                t = self.position[i]
-                demo_ids[i], actions[i], rewards[i], next_obs[i] = (
-                    demo.id,
-                    demo.actions[t],
-                    demo.rewards[t],
-                    demo.obs[t + 1],
-                )
-                over = t + 1 == len(demo.rewards)
-                terminated[i], truncated[i] = over and demo.terminated, over and not demo.terminated
-                self.position[i] += 1
-        if shown.any():
-            next_obs[shown] = envs.reset(options={"reset_mask": shown})[0][shown]
-        return demo_ids
-
-    def abandon_episodes(self):
-        """Forget all replays and unfinished episodes, for the environments have been reset."""
-        self.replays, self.episodes = [None] * len(self.replays), [None] * len(self.episodes)
+    def begin_episodes(self, obs, rng):
+        """What the slots show of environments that were made anew, and of which obs (N, …) came; forget all before."""
         self.away[:] = False
+        self.episodes = [[] for _ in self.episodes]
+        return self.draw(range(len(obs)), obs, rng)
 
-    # lists
+    def replay(self, envs, reset_rows, step, rng):
+        """What the slots show: (the Step with replays in place of what the environments did, demo ids (N,), 0: none).
+
+        In its reset row a slot draws what comes next. The environments go on behind replays, but nobody sees that, and
+        they are reset before they are seen again.
+        """
+        actions, next_obs, rewards, terminated, truncated = [array.copy() for array in step]
+        demo_ids = np.zeros(len(reset_rows), np.int64)
+        for i in np.flatnonzero(~reset_rows):
+            demo = self.replays[i]
+            if demo is None:
+                continue
+            t = self.position[i]
+            is_last = t + 1 == len(demo.rewards)
+            actions[i] = demo.actions[t]
+            next_obs[i] = demo.obs[t + 1]
+            rewards[i] = demo.rewards[t]
+            terminated[i] = is_last and demo.terminated
+            truncated[i] = is_last and not demo.terminated
+            demo_ids[i] = demo.id
+            self.position[i] += 1
+        self.replayed_rows += int((demo_ids > 0).sum())
+
+        rewards[reset_rows] = 0
+        terminated[reset_rows] = False
+        truncated[reset_rows] = False
+        next_obs = self.draw(np.flatnonzero(reset_rows), next_obs, rng)
+        shows_env = np.array([demo is None for demo in self.replays])
+        returning = reset_rows & shows_env & self.away
+        if returning.any():
+            first_obs, _ = envs.reset(options={"reset_mask": returning})
+            next_obs[returning] = first_obs[returning]
+            self.away[returning] = False
+        return Step(actions, next_obs, rewards, terminated, truncated), demo_ids
+
+    def track_potential_demos(self, rollout, values):
+        """Look at all episodes and replays that ended in a SequenceBuffer with these values (T + 1, N).
+
+        A real episode is a candidate. A value demo that was replayed gets the highest value that the critic gave it
+        this time.
+        """
+        values = values.cpu().numpy()
+        begins = np.zeros(len(self.episodes), int)
+        for t, i in np.argwhere(rollout.terminated | rollout.truncated):  # in the order of time
+            self.extend_episode(i, rollout, values, begins[i], t + 1)
+            begins[i] = t + 1
+            obs, actions, rewards, episode_values = [np.concatenate(parts) for parts in zip(*self.episodes[i])]
+            self.episodes[i] = []
+            if rollout.demo_ids[t, i] > 0:
+                for demo in self.value_demos:
+                    if demo.id == rollout.demo_ids[t, i]:
+                        demo.max_value = float(episode_values.max())
+            else:
+                obs = np.concatenate([obs, rollout.obs[t + 1, i][None]])
+                self.consider(as_demo(obs, actions, rewards, rollout.terminated[t, i], episode_values.max()))
+        for i, begin in enumerate(begins):
+            self.extend_episode(i, rollout, values, begin, len(rollout.rewards))
+
+    def extend_episode(self, i, rollout, values, begin, end):
+        """Add rows [begin, end) of a rollout to what was seen of slot i's episode, without reset rows."""
+        rows = begin + np.flatnonzero(~rollout.reset_rows[begin:end, i])
+        if len(rows) > 0:
+            part = rollout.obs[rows, i], rollout.actions[rows, i], rollout.rewards[rows, i], values[rows, i]
+            self.episodes[i].append(part)
+
+    def consider(self, demo):
+        """Take an episode of the agent as a reward demo, as a value demo, or not at all.
+
+        It is a value demo if there is room, or if the critic thought more highly of a state in it than of any in the
+        lowest value demo.
+        """
+        if is_good(demo.total, self.reward_threshold):
+            self.add_reward_demo(demo)
+            return
+        has_room = len(self.reward_demos) + len(self.value_demos) < self.args.demo_capacity
+        if has_room or (self.value_demos and demo.max_value > min(d.max_value for d in self.value_demos)):
+            self.add(self.value_demos, demo)
+            self.check_demo_buffer_capacity()
+
+    def add_reward_demo(self, demo):
+        """A new reward demo: anneal, make room, and raise the threshold to the lowest return in the list."""
+        self.add(self.reward_demos, demo)
+        self.anneal_parameters()
+        self.check_demo_buffer_capacity()
+        lowest = min(d.total for d in self.reward_demos)
+        if self.reward_threshold is None or lowest > self.reward_threshold:
+            self.reward_threshold = lowest
 
     def add(self, demos, demo):
         """Append the Demo to one of the lists, under an id of its own."""
@@ -881,773 +651,1262 @@ class PPODBuffer:
         demo.id = self.last_id
         demos.append(demo)
 
-    def add_reward_demo(self, demo):
-        """A new reward demo: anneal, make room, and raise the threshold to the lowest return in the list."""
-        self.add(self.reward_demos, demo)
-        self.anneal_parameters()
-        self.check_demo_buffer_capacity()
-        self.reward_threshold = max(self.reward_threshold, min(d.total for d in self.reward_demos))
-
-    def track_potential_demos(self, rollout):
-        """Look at all episodes and replays that ended in a SequenceBuffer whose values are known.
-
-        A real episode is a candidate: with a return that reaches the threshold it becomes a reward demo, else a value
-        demo if there is room or the critic thought more highly of a state in it than of any in the lowest value demo. A
-        value demo that was replayed gets the highest value that the critic gave it this time.
-        """
-        values = rollout.values.cpu().numpy()
-        begins = rollout.reset_rows[0].astype(int)
-        for t, i in np.argwhere(rollout.terminated | rollout.truncated):
-            self.extend(i, rollout, values, begins[i], t + 1)
-            obs, actions, rewards, episode_values = self.episodes[i]
-            self.episodes[i], begins[i] = None, t + 2  # row t + 1 is a reset row
-            if demo_id := rollout.demo_ids[t, i]:
-                for demo in self.value_demos:
-                    if demo.id == demo_id:
-                        demo.max_value = float(episode_values.max())
-                continue
-            demo = as_demo(
-                np.concatenate([obs, rollout.obs[t + 1, i][None]]),
-                actions,
-                rewards,
-                rollout.terminated[t, i],
-                episode_values.max(),
-            )
-            if demo.total >= self.reward_threshold:
-                self.add_reward_demo(demo)
-            elif len(self.reward_demos) + len(self.value_demos) < self.args.demo_capacity or (
-                self.value_demos and demo.max_value > min(d.max_value for d in self.value_demos)
-            ):
-                self.add(self.value_demos, demo)
-                self.check_demo_buffer_capacity()
-        for i, begin in enumerate(begins):
-            self.extend(i, rollout, values, begin, rollout.num_steps)
-
-    def extend(self, i, rollout, values, begin, end):
-        """Add rows [begin, end) of a rollout to what was seen of slot i's episode."""
-        if begin < end:
-            new = [x[begin:end, i] for x in (rollout.obs, rollout.actions, rollout.rewards, values)]
-            old = self.episodes[i] or [x[:0] for x in new]
-            self.episodes[i] = [np.concatenate(pair) for pair in zip(old, new)]
-
     def anneal_parameters(self):
         """Move probability from value demos to reward demos: phi_0 / |D_V| for each new reward demo.
 
         |D_V| is how many value demos there was room for at the start, or with --anneal-by current how many there are.
         """
-        if self.value_demos:
-            size = self.value_capacity if self.args.anneal_by == "capacity" else len(self.value_demos)
-            total = self.args.rho + self.args.phi
-            self.rho = min(self.rho + self.args.phi / size, total)
-            self.phi = total - self.rho
+        if not self.value_demos:
+            return
+        size = self.value_capacity if self.args.anneal_by == "capacity" else len(self.value_demos)
+        total = self.args.rho + self.args.phi
+        self.rho = min(self.rho + self.args.phi / size, total)
+        self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
         """Drop what exceeds the capacity: the lowest value demos first, then the longest reward demo of an agent."""
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
+            from_agents = [demo for demo in self.reward_demos if not demo.human]
             if self.value_demos:
                 self.value_demos.remove(min(self.value_demos, key=lambda demo: demo.max_value))
-            elif own := [demo for demo in self.reward_demos if not demo.human]:
-                self.reward_demos.remove(max(own, key=lambda demo: len(demo.rewards)))
+            elif from_agents:
+                self.reward_demos.remove(max(from_agents, key=lambda demo: len(demo.rewards)))
             else:
                 break
 
+    def load_supplementary_demos(self):
+        """Take each new file in the folder that is watched as an agent's demo; warn of a bad one, until it changes."""
+        demos, self.seen = new_demos(self.args, self.seen, *self.spaces)
+        for demo in demos:
+            self.add_reward_demo(demo)
+
+    def save_demos(self, is_finished):
+        """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
+
+        Its subfolders `reward` and `value` get the agent's own reward demos and the value demos, the best as 0.npz.
+        """
+        self.rollouts += 1
+        is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
+        if not self.args.target_agent_demos_dir or not is_due:
+            return
+        own = [demo for demo in self.reward_demos if not demo.human]
+        best_own = sorted(own, key=lambda demo: -demo.total)
+        best_value = sorted(self.value_demos, key=lambda demo: -demo.max_value)
+        for name, demos in (("reward", best_own), ("value", best_value)):
+            for rank, demo in enumerate(demos[: self.args.num_agent_demos_to_save]):
+                path = Path(self.args.target_agent_demos_dir, name, f"{rank}.npz")
+                save_demo(path, demo, self.args, *self.spaces)
+
+    COUNTERS = "rho phi value_capacity reward_threshold last_id rollouts replayed_rows".split()
+
     def figures(self):
-        """What metrics.csv has about the demos."""
-        sizes = {"reward_demos": len(self.reward_demos), "value_demos": len(self.value_demos)}
-        return sizes | {"reward_threshold": self.reward_threshold, "rho": self.rho, "phi": self.phi}
+        """What to log about the demos."""
+        figures = {"reward_demos": len(self.reward_demos), "value_demos": len(self.value_demos)}
+        figures |= {"rho": self.rho, "phi": self.phi}
+        if self.reward_threshold is not None:
+            figures["reward_threshold"] = self.reward_threshold
+        return figures
 
     def state_dict(self):
-        """Everything that changes, as tensors and plain types, for a checkpoint."""
-        demos = {d.id: d for d in [*self.reward_demos, *self.value_demos, *self.replays] if d}
-        fields = {k: {name: as_tensor(x) for name, x in vars(demo).items()} for k, demo in demos.items()}
-        ids = {name: [d.id if d else 0 for d in getattr(self, name)] for name in self.LISTS}
-        episodes = [[torch.from_numpy(x) for x in episode] if episode else None for episode in self.episodes]
-        return {"demos": fields, "ids": ids, "episodes": episodes} | {
-            k: as_tensor(getattr(self, k)) for k in self.PLAIN
-        }
+        """All that outlives episodes, as tensors and plain types, for a checkpoint."""
+        state = {name: getattr(self, name) for name in self.COUNTERS}
+        state["seen"] = dict(self.seen)
+        state["reward_demos"] = [demo_state(demo) for demo in self.reward_demos]
+        state["value_demos"] = [demo_state(demo) for demo in self.value_demos]
+        return state
 
     def load_state_dict(self, state):
-        """Put back what state_dict returned."""
-        demos = {k: Demo(**{name: as_array(x) for name, x in fields.items()}) for k, fields in state["demos"].items()}
-        for name in self.LISTS:
-            setattr(self, name, [demos.get(k) for k in state["ids"][name]])
-        self.episodes = [[x.numpy() for x in episode] if episode else None for episode in state["episodes"]]
-        for name in self.PLAIN:
-            setattr(self, name, as_array(state[name]))
+        """Put back what state_dict returned. ValueError, or the like, if it is of another kind."""
+        for name in self.COUNTERS:
+            setattr(self, name, number_or_none(state[name]))
+        self.seen = dict(state["seen"])
+        self.reward_demos = [restored_demo(fields, *self.spaces) for fields in state["reward_demos"]]
+        self.value_demos = [restored_demo(fields, *self.spaces) for fields in state["value_demos"]]
 
 
-def identity(args):
-    """What a demo has to agree with: the environment as its file names it."""
-    return {"env_id": args.env_id, "env_kwargs": json.loads(args.env_kwargs), "wrappers": list(args.wrappers)}
+def is_good(total, threshold):
+    """Whether an episode of this return becomes a reward demo; without a threshold the return must be positive."""
+    if threshold is None:
+        return total > 0
+    return total >= threshold
 
 
-def save_demo(path, demo, args, view, action_space):
-    """Write a Demo as an .npz file, whole or not at all. docs/ppod.md describes the fields."""
-    obs = demo.obs[:, :-1].reshape(-1, *view.shape)
-    fields = {"observation": obs[:-1], "action": to_env(demo.actions, action_space), "reward": demo.rewards}
-    fields |= {"final_observation": obs[-1], "terminated": demo.terminated, "truncated": not demo.terminated}
-    fields |= {"episode_return": demo.total} | {k: json.dumps(v) for k, v in identity(args).items()}
-
-    def write(temporary):
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **fields)
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, write)
-
-
-# ----------------------------------------------------------------------------------------------- losses and update
+# --------------------------------------------------------------------------------------------------------- losses
 
 
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated, of log r = log pi - log mu (B,) and advantages A (B,).
-
-    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ]   (arXiv 1707.06347, eq. 7). Where A > 0 only the upper bound can be
-    the smaller one, where A < 0 only the lower, so the clipped term may as well be the constant A + eps |A|.
-    """
-    return -torch.min(log_ratios.exp() * advantages, advantages + clip_coef * advantages.abs()).mean()
+    """The clipped surrogate, negated (arXiv 1707.06347, eq. 7); log_ratios (B,) = log pi - log pi_old."""
+    ratios = log_ratios.exp()
+    clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
+    return -torch.min(ratios * advantages, clipped * advantages).mean()
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
     """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
-    errors = (values - returns).square()
+    errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
-        errors = torch.max(errors, (clipped - returns).square())
+        errors = torch.max(errors, (clipped - returns) ** 2)
     return 0.5 * errors.mean()
 
 
 def normalize(advantages):
     """Zero mean and unit (population) deviation over the batch (B,)."""
-    std, mean = torch.std_mean(advantages, correction=0)
-    return (advantages - mean) / (std + 1e-8)
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from log r of samples of mu: E[(r - 1) - log r], unbiased, no term negative (Schulman's k3)."""
+    """KL(pi_old || pi) from samples of pi_old: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
-class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1) on the flat vector of all parameters.
+def sequence_loss(agent, batch, args):
+    """PPO's loss of Sequences, to be minimised, and a dict of figures to log. Reset rows count for nothing.
 
-    The numbers of torch.optim.Adam, without the time that many small tensors and the first use of torch.optim take.
+    Of replayed rows pi/mu is no distance that the policy has moved: approx_kl and clip_fraction leave them out.
     """
-
-    def __init__(self, flat, eps=1e-5):
-        self.flat, self.eps = flat, eps
-        self.state = {"m": torch.zeros_like(flat), "v": torch.zeros_like(flat), "t": torch.zeros(())}
-
-    def step(self, gradient, learning_rate, max_norm):
-        """Descend along `gradient`, shortened to `max_norm` before."""
-        gradient = gradient * (max_norm / (gradient.norm() + 1e-6)).clamp(max=1)
-        m, v, t = self.state.values()
-        t += 1
-        m.lerp_(gradient, 1 - 0.9)
-        v.lerp_(gradient.square(), 1 - 0.999)
-        v_hat = v / (1 - 0.999 ** t.item())
-        self.flat.addcdiv_(m, v_hat.sqrt_().add_(self.eps), value=-learning_rate / (1 - 0.9 ** t.item()))
-
-    def state_dict(self):
-        """The moments and the number of steps, for a checkpoint."""
-        return self.state
-
-    def load_state_dict(self, state):
-        """Copy what state_dict returned."""
-        for name, value in self.state.items():
-            value.copy_(state[name])
-
-
-def sequence_gradient(agent, batch, args):
-    """(flat gradient, [loss, policy loss, value loss, entropy], log pi - log mu of the rows that are no replays)."""
-    new_log_probs, entropies, new_values, _ = agent(batch.obs, batch.actions, batch.state)
-    log_ratios, values, entropies = (x[batch.trained] for x in (new_log_probs - batch.log_probs, new_values, entropies))
-    advantages, returns = batch.advantages[batch.trained], batch.returns[batch.trained]
-    advantages = normalize(advantages) if args.norm_adv else advantages
+    log_probs, entropies, values, _ = agent(batch.obs, batch.reset_rows, batch.actions, batch.state)
+    trained = ~batch.reset_rows
+    log_ratios = (log_probs - batch.old_log_probs)[trained]
+    advantages = batch.advantages[trained]
+    if args.norm_adv:
+        advantages = normalize(advantages)
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
-    clip_vloss_coef = args.clip_vloss_coef if args.clip_vloss else None
-    v_loss = value_loss(values, batch.values[batch.trained], returns, clip_vloss_coef)
-    entropy = entropies.mean()
+    v_loss = value_loss(values[trained], batch.old_values[trained], batch.returns[trained], clip_vloss)
+    entropy = entropies[trained].mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, agent.leaves)])
-    own = log_ratios.detach()[~batch.replayed[batch.trained]]
-    return gradient, torch.stack([loss, pg_loss, v_loss, entropy]).detach(), own
-
-
-def learn_sequences(agent, optimizer, buffer, learning_rate, args, rng):
-    """Take all gradient steps on one rollout. Returns the figures for metrics.csv.
-
-    Of replayed rows pi/mu is no distance that the policy has moved: figures of that (and target_kl) leave them out.
-    """
-    trained = ~torch.as_tensor(buffer.reset_rows, device=agent.device)
-    returns, errors = buffer.returns[trained], (buffer.returns - buffer.values[:-1])[trained]
-    explained_variance = 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
-    losses, log_ratios = [], []
-    for batch in (b for _ in range(args.update_epochs) for b in buffer.minibatches(args.num_minibatches, rng)):
-        if not batch.trained.any():
-            continue
-        gradient, loss, own = sequence_gradient(agent, batch, args)
-        optimizer.step(gradient, learning_rate, args.max_grad_norm)
-        losses.append(loss)
-        log_ratios.append(own)
-        if args.target_kl is not None and len(own) and approximate_kl(own) > args.target_kl:
-            break
-    log_ratios = torch.cat(log_ratios)
-    figures = dict(zip(("loss", "policy_loss", "value_loss", "entropy"), torch.stack(losses).mean(0)))
-    figures["approx_kl"] = approximate_kl(log_ratios)
-    figures["clip_fraction"] = ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean()
-    return {name: x.item() for name, x in (figures | {"explained_variance": explained_variance}).items()}
-
-
-def scale_rewards(buffer, stats, discounted):
-    """Divide the buffer's rewards by the running deviation of the discounted return so far, and clip them to ±10.
-
-    That return is G_t = r_t + gamma G_{t-1}; `stats` is its RunningMeanStd, `discounted` (N,) the G before the rollout.
-    Returns the G after it.
-    """
-    history = np.empty(buffer.rewards.shape)
-    for t, ended in enumerate(buffer.terminated | buffer.truncated):
-        history[t] = discounted = discounted * buffer.gamma + buffer.rewards[t]
-        discounted = discounted * ~ended
-    stats.update(history[~buffer.reset_rows])
-    buffer.rewards = np.clip(buffer.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
-    return discounted
-
-
-# -------------------------------------------------------------------------------------- run folder and evaluation
-
-LOWER_PANEL = ("policy_loss", "value_loss", "entropy")  # columns of metrics.csv that the learning curve shows as well
-EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
-# Unpickled, these environments go on just where they were (tested). Others pickle without complaint and come back
-# rebuilt, their state lost (Box2D, MuJoCo): they are not carried over, their episodes restart.
-CARRIED = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text", "minigrid.")
-
-
-def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
-
-    Every episode has a slot of its own: to count those that finish first would favour the short ones. `render` opens a
-    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
-    """
-    atari = args.env_id.startswith("ALE/")
-    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
-    obs, _ = envs.reset(seed=seed)
-    returns, playing, frames = np.zeros(episodes), np.ones(episodes, bool), []
-    for _ in range(episode_limit(args, envs.spec)):
-        if video:
-            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
-        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns[playing] += rewards[playing]
-        playing &= ~(terminated | truncated)
-        if not playing.any():
-            break
-    if video:
-        from moviepy import ImageSequenceClip  # slow to import
-
-        video.parent.mkdir(exist_ok=True)
-        clip = ImageSequenceClip(frames, fps=envs.metadata.get("render_fps", 30))
-        clip.write_videofile(str(video), logger=None)
-    envs.close()
-    return float(returns.mean()), float(returns.std())
-
-
-def atomic_write(path, write):
-    """Call write(temporary path), then rename: whoever looks finds the old file or the new one, never half of one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    write(temporary)
-    os.replace(temporary, path)
-
-
-def start_run(args):
-    """Make the run folder and its config.json: all arguments, git commit, versions, machine. Returns its Path."""
-    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # to the microsecond: runs may begin in the same second
-    name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
-    run_dir, commit = Path(args.run_dir or f"runs/{name}"), ""
-    if (run_dir / "config.json").exists():
-        raise UserError(f"{run_dir} holds a run already: --resume it, or choose another --run-dir")
-    try:
-        (run_dir / "models").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run folder {run_dir}: {error}") from None
-    with contextlib.suppress(OSError):  # no git on this machine
-        git = ["git", "-C", str(Path(__file__).parent), *"describe --always --exclude=* --abbrev=40 --dirty=+".split()]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    config = {
-        "args": dataclasses.asdict(args),
-        "git": {"commit": commit.rstrip("+"), "dirty": commit.endswith("+")},
-        "versions": {k: importlib.metadata.version(k) for k in ("torch", "gymnasium", "numpy") if k in sys.modules},
-        "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+    own = log_ratios.detach()[~batch.replayed[trained]]
+    if len(own) == 0:  # nothing but replays
+        own = torch.zeros(1)
+    figures = {
+        "loss": loss.detach(),
+        "policy_loss": pg_loss.detach(),
+        "value_loss": v_loss.detach(),
+        "entropy": entropy.detach(),
+        "approx_kl": approximate_kl(own),
+        "clip_fraction": ((own.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
-    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
-    return run_dir
-
-
-def log_row(run_dir, row):
-    """Append a dict of figures to metrics.csv."""
-    with (run_dir / "metrics.csv").open("a") as file:
-        if file.tell() == 0:
-            file.write(",".join(row) + "\n")
-        file.write(",".join(f"{v:.8g}" if isinstance(v, float) else str(v) for v in row.values()) + "\n")
-
-
-def evaluate_and_save(agent, args, run, run_dir):
-    """Evaluate; save the weights as models/STEP.pt, and as models/best.pt if none were better; film if asked to."""
-    seed = args.seed + EVALUATION
-    mean, std = evaluate(agent, args, args.eval_episodes, seed)
-    check_finite(args, run.step, evaluation=mean)
-    best = all(mean >= earlier for _, earlier, _ in run.evaluations)
-    run.evaluations.append((run.step, mean, std))
-    state = {"env_id": args.env_id, "step": run.step, "agent": agent.state_dict()}
-    for name in [run.step, "best"] if best else [run.step]:
-        atomic_write(run_dir / f"models/{name}.pt", lambda path: torch.save(state, path))
-    if args.capture_video:
-        evaluate(agent, args, 1, seed, video=run_dir / f"videos/{run.step}.mp4")
-
-
-def save_checkpoint(run_dir, args, run, rng, envs, **parts):
-    """Write checkpoint.pt (the run, the generator, the state_dict of each part) and the state of the environments.
-
-    That goes first, to a file with the step in its name; checkpoint.pt names it, so that its rename commits both.
-    Environments that cannot be carried over are not written.
-    """
-    entry_point = str(getattr(envs.spec, "entry_point", ""))
-    carried = entry_point.startswith(CARRIED) and all(path.startswith("gymnasium.") for path in args.wrappers)
-    envs_file = f"envs_{run.step}.pkl" if carried else None
-    if carried:
-        import cloudpickle
-
-        atomic_write(run_dir / envs_file, lambda path: path.write_bytes(cloudpickle.dumps(envs)))
-    state = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in vars(run).items()}
-    state |= {"env_id": args.env_id, "envs_file": envs_file, "rng": rng.bit_generator.state}
-    state |= {name: part.state_dict() for name, part in parts.items()}
-    atomic_write(run_dir / "checkpoint.pt", lambda path: torch.save(state, path))
-    for file in run_dir.glob("envs_*.pkl"):
-        if file.name != envs_file:
-            file.unlink()
-
-
-@contextlib.contextmanager
-def blame(path):
-    """UserError that names the file at `path`, if something goes wrong while it is read."""
-    try:
-        yield
-    except Exception as error:  # loading raises many kinds
-        foreign = isinstance(error, pickle.UnpicklingError)  # torch would explain how to run what is in the file
-        reason = type(error).__name__ if foreign else " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}") from None
-
-
-def load_file(path, args, agent):
-    """Load what torch.save wrote, without executing any of it, and copy the weights into the agent. Returns the dict.
-
-    UserError unless the file is whole, of args.env_id and of a network like the agent's.
-    """
-    with blame(path):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["env_id"] != args.env_id:
-            raise ValueError(f"it is of {state['env_id']}, not of {args.env_id}")
-        agent.load_state_dict(state["agent"])
-        return state
-
-
-def load(run_dir, model="best", args=None):
-    """The agent that a run has left behind; `model` is best, last or a step. UserError if missing or damaged."""
-    args = args or Args(evaluate=str(run_dir))  # those of the run
-    envs = make_envs(args, 1)
-    agent = make_agent(args, envs)
-    envs.close()
-    load_file(Path(run_dir, "checkpoint.pt" if model == "last" else f"models/{model}.pt"), args, agent)
-    return agent
-
-
-def restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts):
-    """Put everything back as it was at the last checkpoint, and cut metrics.csv there. Returns the environments."""
-    config = read_config(run_dir / "config.json")
-    if changed := [name for name in config if name not in RESUMABLE and getattr(args, name) != config[name]]:
-        raise UserError(f"{', '.join(changed)} cannot change when a run is resumed")
-    state = load_file(run_dir / "checkpoint.pt", args, agent)
-    with blame(run_dir / "checkpoint.pt"):
-        rng.bit_generator.state = state["rng"]
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        for name, value in vars(run).items():
-            setattr(run, name, state[name].numpy() if isinstance(value, np.ndarray) else state[name])
-    if state["envs_file"]:
-        import cloudpickle
-
-        with blame(run_dir / state["envs_file"]):
-            envs = cloudpickle.loads((run_dir / state["envs_file"]).read_bytes())
-    else:
-        print(f"the state of {args.env_id} cannot be carried over: its episodes restart")
-        run.obs, _ = envs.reset(seed=args.seed + run.step)
-        for name in {"reset_rows", "returns", "discounted", "noise"} & vars(run).keys():
-            getattr(run, name)[:] = 0
-    metrics = run_dir / "metrics.csv"
-    if run.step == 0:  # killed before the first checkpoint after the one at the start
-        metrics.unlink(missing_ok=True)
-    else:
-        with blame(metrics):
-            header, *rows = metrics.read_text().splitlines(keepends=True)
-            kept = [row for row in rows if row.endswith("\n") and int(row.split(",")[0]) <= run.step]
-        atomic_write(metrics, lambda path: path.write_text("".join([header, *kept])))
-    config = json.loads((run_dir / "config.json").read_text()) | {"args": dataclasses.asdict(args)}
-    atomic_write(run_dir / "config.json", lambda path: path.write_text(json.dumps(config, indent=1)))
-    return envs
-
-
-def draw_curve(run_dir, args, run):
-    """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, LOWER_PANEL's figures."""
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    steps, returns = np.array(run.episodes, float).reshape(-1, 2).T
-    sums = np.concatenate([np.zeros(100), returns.cumsum()])
-    running_mean = (sums[100:] - sums[:-100]) / np.minimum(np.arange(len(returns)) + 1, 100)
-    top.plot(steps, returns, ".", color="tab:blue", alpha=0.25, markersize=3, label="training episode")
-    top.plot(steps, running_mean, color="tab:blue", label="mean of the last 100")
-    if run.evaluations:
-        points = np.array(run.evaluations, float).T
-        top.errorbar(*points, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± standard deviation")
-    top.set(title=f"{args.env_id}, seed {args.seed}", ylabel="return of an episode")
-    metrics = np.genfromtxt(run_dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
-    for name in LOWER_PANEL:
-        bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-    scale = "symlog" if max(np.abs(np.nan_to_num(metrics[name])).max() for name in LOWER_PANEL) > 10 else "linear"
-    bottom.set(xlabel="environment steps", ylabel="mean since the last log row", yscale=scale)
-    bottom.xaxis.set_major_formatter("{x:,.0f}")
-    for axis in (top, bottom):
-        axis.legend()
-        axis.grid(alpha=0.3)
-    atomic_write(run_dir / "learning_curve.png", lambda path: figure.savefig(path, dpi=120, format="png"))
-
-
-def finish(run_dir, args, run):
-    """Draw the curve, write summary.json, print the last two lines, return the summary."""
-    draw_curve(run_dir, args, run)
-    step, mean, std = run.evaluations[-1]
-    summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": args.eval_episodes}
-    summary |= {"global_step": step, "seconds": run.seconds, "steps_per_second": step / run.seconds}
-    atomic_write(run_dir / "summary.json", lambda path: path.write_text(json.dumps(summary, indent=1)))
-    print(f"evaluation: {mean:.1f} ± {std:.1f} over {args.eval_episodes} episodes, after {step:,} steps")
-    print(f"learning curve: {run_dir / 'learning_curve.png'}   to watch it play: --evaluate {run_dir} --render")
-    return summary
-
-
-def check_finite(args, step, **fields):
-    """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
-    for name, value in fields.items():
-        if not np.isfinite(value).all():
-            raise UserError(f"{args.env_id}, step {step}: {name} is NaN or infinite; earlier checkpoints are good")
-
-
-# ------------------------------------------------------------------------------------------------------- recording
-
-# Keys for --record-demo by the beginning of the environment's id: (key -> action, action if no key is held). Without
-# the latter, time stands still until a key is pressed. Discrete actions of all others are on the keys 0 to 9.
-MINIGRID = {"a": 0, "d": 1, "w": 2, "p": 3, "x": 4, " ": 5}, None
-KEYS = {"MiniGrid": MINIGRID, "BabyAI": MINIGRID, "MountainCar-": ({"a": 0, "d": 2}, 1)}
-
-
-class Recorder(gym.Env):
-    """One environment that shows rows of EpisodeStarts and saves each good episode as a demo in a folder.
-
-    Good: the return reaches initial_reward_threshold, or is positive if that is not given.
-    """
-
-    def __init__(self, args, render_mode=None):
-        self.envs, self.args, self.render_mode, self.saved = make_envs(args, 1, render_mode), args, render_mode, 0
-        self.observation_space, self.action_space = self.envs.single_observation_space, self.envs.single_action_space
-        self.metadata, self.folder = self.envs.metadata, Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
-        self.first = {"seed": args.seed}  # later episodes go on from there
-
-    def reset(self, *, seed=None, options=None):
-        rows, infos = self.envs.reset(**self.first)
-        self.first, self.obs, self.actions, self.rewards = {}, [rows[0]], [], []
-        return rows[0], infos
-
-    def step(self, action):
-        rows, rewards, terminated, truncated, infos = self.envs.step(np.array([action]))
-        self.obs.append(rows[0])
-        self.actions.append(action)
-        self.rewards.append(rewards[0])
-        if terminated[0] or truncated[0]:
-            self.keep(terminated[0])
-        return rows[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), infos
-
-    def keep(self, terminated):
-        """Save the episode if it is good, and say so."""
-        actions = from_env(np.array(self.actions), self.action_space)
-        demo = as_demo(np.array(self.obs), actions, np.array(self.rewards, np.float32), terminated)
-        threshold, note = self.args.initial_reward_threshold, ""
-        if demo.total >= threshold if threshold is not None else demo.total > 0:
-            taken = {path.name for path in self.folder.glob("*.npz")}
-            path = self.folder / next(f"{i}.npz" for i in itertools.count() if f"{i}.npz" not in taken)
-            save_demo(path, demo, self.args, self.envs.view, self.action_space)
-            self.saved, note = self.saved + 1, f" -> {path}"
-        print(f"return {demo.total:.3f} in {len(self.rewards)} steps{note}")
-
-    def render(self):
-        return self.envs.render()[0]
-
-
-def record_by_keyboard(args):
-    """--record-demo: let a person play."""
-    recorder = Recorder(args, "rgb_array")
-    if not isinstance(recorder.action_space, spaces.Discrete):
-        raise UserError(f"{args.env_id} has {recorder.action_space}; by keyboard one plays Discrete actions only")
-    start, n = int(recorder.action_space.start), int(recorder.action_space.n)
-    digits = {str(i): start + i for i in range(min(n, 10))}, None
-    keys, noop = next((entry for prefix, entry in KEYS.items() if args.env_id.startswith(prefix)), digits)
-    names = getattr(getattr(recorder.envs.unwrapped.envs[0].unwrapped, "actions", None), "__members__", {})
-    names = {int(action): name for name, action in names.items()}
-    for key, action in keys.items():
-        print(f"{'space' if key == ' ' else key:>6}  action {action} {names.get(action, '')}")
-    print("escape  stop; good episodes are saved in", recorder.folder)
-    from gymnasium.utils.play import play  # needs pygame
-
-    play(recorder, keys_to_action=keys, noop=start if noop is None else noop, wait_on_player=noop is None)
-
-
-def record_from_agent(args):
-    """--record-from RUN_DIR: let an agent play until enough good episodes are saved, or 100 episodes at most."""
-    agent, recorder = load(args.record_from, args.model, args), Recorder(args)
-    for _ in range(100):
-        obs, _ = recorder.reset()
-        for _ in range(episode_limit(args, recorder.envs.spec)):
-            obs, _, terminated, truncated, _ = recorder.step(agent.act(obs[None])[0])
-            if terminated or truncated:
-                break
-        if recorder.saved >= args.num_agent_demos_to_save:
-            return
-
-
-def import_minari(args):
-    """--import-minari DATASET: every episode of a local Minari dataset as a demo file."""
-    try:
-        import minari
-    except ImportError:
-        raise UserError("import_minari needs minari: pip install minari") from None
-    try:
-        dataset = minari.load_dataset(args.import_minari)
-    except Exception as error:
-        raise UserError(f"cannot load the Minari dataset {args.import_minari}: {error}") from None
-    envs = make_envs(args, 1)
-    folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
-    for episode in dataset.iterate_episodes():
-        obs = episode.observations[envs.key] if envs.key else episode.observations
-        actions = from_env(np.asarray(episode.actions), envs.single_action_space)
-        demo = as_demo(
-            as_rows(obs, envs.view), actions, np.asarray(episode.rewards, np.float32), episode.terminations[-1]
-        )
-        save_demo(folder / f"{episode.id}.npz", demo, args, envs.view, envs.single_action_space)
-    print(f"{len(dataset)} demos -> {folder}")
+    return loss, figures
 
 
 # ------------------------------------------------------------------------------------------------------- training
 
 
+def train(args):
+    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
+    check_args(args)
+    envs = make_envs(args, args.num_envs)
+    check_sequences(args, envs)
+    agent = make_agent(args, envs)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    demos = make_demo_buffer(args, envs)  # it holds the initial demos
+    run = Run(args, agent, envs, optimizer=optimizer, demos=demos)
+
+    while not run.is_finished():
+        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
+            envs, obs, rng = run.new_envs()
+            obs = demos.begin_episodes(obs, rng)
+            state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
+            reset_rows = np.zeros(args.num_envs, bool)  # whether in the next row a slot only draws what it shows next
+            buffer = SequenceBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
+        demos.load_supplementary_demos()
+        buffer.state = state
+        for t in range(args.num_steps):
+            actions, state = agent.sample(obs, reset_rows, state, rng)
+            next_obs, rewards, terminated, truncated, _ = envs.step(to_env(actions, agent.action_space))
+            step = Step(actions, next_obs, rewards, terminated, truncated)
+            step, demo_ids = demos.replay(envs, reset_rows, step, rng)
+            buffer.add(t, obs, step, reset_rows, demo_ids)
+            ended = step.terminated | step.truncated
+            real = ~reset_rows & (demo_ids == 0)
+            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # replays count as little as reset rows
+            obs = step.next_obs
+            reset_rows = ended
+
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
+        demos.track_potential_demos(buffer, values)
+        if args.clip_reward:
+            buffer.rewards = np.sign(buffer.rewards)
+        if args.normalize_reward:
+            buffer.scale_rewards(agent.return_stats, args.gamma)
+        buffer.compute_advantages(log_probs, values, args)
+        run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
+        run.log(training_rows=run.step + demos.replayed_rows, **demos.figures())
+
+        for _ in range(args.update_epochs):
+            for batch in buffer.minibatches(args.num_minibatches, chunk_length(args), rng):
+                loss, figures = sequence_loss(agent, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                run.log(**figures)
+            last_kl = figures["approx_kl"]
+            if args.target_kl is not None and last_kl > args.target_kl:
+                break
+
+        if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting
+            agent.obs_stats.update(buffer.played_obs())
+        demos.save_demos(run.is_finished())
+        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+    return run.finish()
+
+
+# ===== helpers: settings, parts of the networks, demo files, Adam, environments =======================================
+
+RANGES = {"num_steps": (1, 1e9), "num_minibatches": (1, 1e9), "update_epochs": (1, 1e9), "gamma": (0, 1)}
+RANGES |= {"gae_lambda": (0, 1), "hidden_sizes": (1, 1e5), "gru_size": (1, 1e5), "chunk_length": (1, 1e9)}
+RANGES |= {"rho": (0, 1), "phi": (0, 1), "demo_capacity": (1, 1e9), "initial_reward_threshold": (-1e15, 1e15)}
+RANGES |= {"num_agent_demos_to_save": (1, 1e9), "save_demos_every": (1, 1e9)}
+# The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
+FIGURES = "training_rows reward_demos value_demos reward_threshold rho phi".split()
+FIGURES += "learning_rate loss policy_loss value_loss entropy approx_kl clip_fraction explained_variance".split()
+CURVE = ["policy_loss", "value_loss", "entropy"]
+
+# Settings that learn, per environment. What the user gives wins. docs/ppod.md has the evidence for them.
+DEMOS = Path(__file__).parent / "demos"
+TUNED = {
+    "MiniGrid-DoorKey-16x16-v0": {
+        "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
+        "max_episode_steps": 2560, "sample_actions": True, "rho": 0.1, "phi": 0.3, "num_envs": 16, "recurrent": False,
+        "hidden_sizes": (128,), "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3, "gae_lambda": 0.97,
+        "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000, "stop_at_return": 0.94,
+    },
+    "MountainCar-v0": {
+        "wrappers": ("GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"), "rho": 0.3, "phi": 0.0,
+        "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True, "learning_rate": 1e-3,
+        "total_timesteps": 200_000,
+    },
+    # without demonstrations: where rewards are frequent, replays of the agent's own episodes do no harm; one seed
+    "CartPole-v1": {
+        "num_envs": 32, "num_steps": 64, "num_minibatches": 8, "hidden_sizes": (64, 64), "recurrent": False,
+        "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000,
+    },
+}  # fmt: skip
+
+
+def tuned_settings(args):
+    """The settings of TUNED for args.env_id."""
+    return TUNED.get(args.env_id, {})
+
+
+def chunk_length(args):
+    """Steps of a chunk: single rows where nothing goes back in time."""
+    return args.chunk_length if args.recurrent else 1
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all rows seen so far. A module, so that every saved model holds them."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, rows):
+        """Merge `rows` (B, *shape), a NumPy array (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        if len(rows) == 0:
+            return
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device)
+        total = self.count + len(rows)
+        delta = rows.mean(0) - self.mean
+        squares = self.var * self.count + rows.var(0, correction=0) * len(rows)
+        squares += delta**2 * self.count * len(rows) / total
+        self.mean += delta * len(rows) / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+    def forward(self, x):
+        """Normalise (B, *shape), clip to ±10."""
+        mean = self.mean.to(x.device, torch.float32)
+        std = (self.var + 1e-8).sqrt().to(x.device, torch.float32)
+        return ((x - mean) / std).clamp(-10, 10)
+
+
+def gru_cell(inputs, size):
+    """A GRUCell with orthogonal weights and zero biases."""
+    gru = nn.GRUCell(inputs, size)
+    nn.init.orthogonal_(gru.weight_ih)
+    nn.init.orthogonal_(gru.weight_hh)
+    nn.init.zeros_(gru.bias_ih)
+    nn.init.zeros_(gru.bias_hh)
+    return gru
+
+
+CELL = [11, 6, 4]  # MiniGrid's numbers of objects, colours and states: a cell of its images has one of each
+
+
+def is_grid(space):
+    """Whether a Box holds MiniGrid's images: not colours, but an object, its colour and its state per cell."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == len(CELL)
+
+
+class GridPatches(nn.Module):
+    """Features of all 3 x 3 patches of a MiniGrid image whose cells are one-hot.
+
+    One set of weights for the whole view: what a key means does not depend on where it is seen. One demonstration shows
+    the agent few of these places.
+    """
+
+    def __init__(self, shape, features=16):
+        super().__init__()
+        width = min(3, shape[0])
+        height = min(3, shape[1])
+        self.conv = layer(nn.Conv2d(sum(CELL), features, kernel_size=(width, height)))
+        self.outputs = features * (shape[0] - width + 1) * (shape[1] - height + 1)
+
+    def one_hot(self, images):
+        """(B, width, height, 11 + 6 + 4) of objects, colours and states by number, images (B, width, height, 3)."""
+        parts = []
+        for i, size in enumerate(CELL):
+            numbers = images[..., i].long().clamp(max=size - 1)
+            parts.append(nn.functional.one_hot(numbers, size))
+        return torch.cat(parts, dim=3).float()
+
+    def forward(self, images):
+        """(B, outputs) for images (B, width, height, 3)."""
+        return self.conv(self.one_hot(images).movedim(3, 1)).relu().flatten(1)
+
+
+def output_sizes(space):
+    """Numbers of categories of the factors of a discrete action space; of a Box, its number of dimensions."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return [math.prod(space.shape)]
+
+
+def to_env(actions, space):
+    """Actions (B, D) as the environment takes them: within the bounds of a Box, in the space's shape and type."""
+    actions = actions.reshape(-1, *space.shape)
+    if not isinstance(space, spaces.Box):
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+    actions = np.clip(actions, space.low, space.high)
+    if np.issubdtype(space.dtype, np.integer):
+        actions = np.rint(actions)
+    return actions.astype(space.dtype)
+
+
+def from_env(actions, space):
+    """The environment's actions (B, …) as the agent has them, (B, D). ValueError if one is not in the space."""
+    actions = np.asarray(actions)
+    if np.issubdtype(space.dtype, np.integer) and not np.issubdtype(actions.dtype, np.integer):
+        raise ValueError(f"actions are {actions.dtype}, not whole numbers")
+    if not all(action in space for action in actions.astype(space.dtype)):
+        raise ValueError(f"an action is not in {space}")
+    shape = len(actions), math.prod(space.shape)
+    if isinstance(space, spaces.Box):
+        return actions.reshape(shape).astype(np.float32)
+    return (actions - getattr(space, "start", 0)).reshape(shape).astype(np.int64)
+
+
+TAKEN = -1  # what PPODBuffer.seen says of a file that has become a demo
+
+
+def demo_identity(args):
+    """What a demo has to agree with: the environment as its file names it."""
+    return {"env_id": args.env_id, "env_kwargs": json.loads(args.env_kwargs), "wrappers": list(args.wrappers)}
+
+
+def demo_files(folder, args):
+    """The demo files in a folder, sorted; none if no folder is given. UserError if it holds none."""
+    if not folder:
+        return []
+    paths = sorted(Path(folder).glob("*.npz"))
+    if not paths:
+        how = f"python demos/record.py --env-id {args.env_id} (in the repository, whose demos/ you can copy as well)"
+        raise UserError(f"there are no demos (.npz files) in {folder}; to make one: {how}")
+    return paths
+
+
+def check_demo(demo, observation_space, action_space):
+    """The demo. ValueError if its arrays do not fit the spaces and each other, or hold a NaN or an infinity."""
+    T = len(demo.rewards)
+    D = math.prod(action_space.shape)
+    fits = demo.obs.shape == (T + 1, *observation_space.shape) and demo.actions.shape == (T, D)
+    if T == 0 or not fits or demo.rewards.shape != (T,):
+        shapes = f"observations {demo.obs.shape}, actions {demo.actions.shape} and rewards {demo.rewards.shape}"
+        raise ValueError(f"{shapes} do not fit {observation_space}, {action_space} and each other")
+    for numbers in (demo.obs, demo.actions, demo.rewards, [demo.total, demo.max_value]):
+        if not np.isfinite(numbers).all():
+            raise ValueError("an observation, action or reward is NaN or infinite")
+    return demo
+
+
+def read_demo(path, args, observation_space, action_space):
+    """The Demo in a file that save_demo (or whoever follows docs/ppod.md) wrote. Nothing in it is executed.
+
+    UserError naming the file if it is damaged, or of another environment.
+    """
+    what = f"{path} is missing, damaged, or of another environment"
+    with blame(what, Exception), np.load(path, allow_pickle=False) as file:  # a damaged file can raise anything
+        for name, own in demo_identity(args).items():
+            if json.loads(str(file[name])) != own:
+                raise ValueError(f"its {name} is {file[name]}, not {json.dumps(own)}")
+        given = np.concatenate([file["observation"], file["final_observation"][None]])
+        obs = given.astype(np.uint8 if observation_space.dtype == np.uint8 else np.float32)
+        if obs.dtype == np.uint8 and (obs != given).any():
+            raise ValueError("observations are not of whole numbers from 0 to 255")
+        rewards = file["reward"].astype(np.float32)
+        total = float(file["episode_return"] if "episode_return" in file else rewards.sum(dtype=np.float64))
+        if file["action"].shape != (len(rewards), *action_space.shape):
+            raise ValueError(f"actions {file['action'].shape} and rewards {rewards.shape} do not fit {action_space}")
+        demo = Demo(obs, from_env(file["action"], action_space), rewards, bool(file["terminated"]), total)
+        return check_demo(demo, observation_space, action_space)
+
+
+def save_demo(path, demo, args, observation_space, action_space):
+    """Write a Demo as an .npz file, whole or not at all; docs/ppod.md describes the fields.
+
+    ValueError if it does not fit the spaces, UserError if it cannot be written.
+    """
+    check_demo(demo, observation_space, action_space)
+    fields = {"observation": demo.obs[:-1], "action": to_env(demo.actions, action_space), "reward": demo.rewards}
+    fields |= {"final_observation": demo.obs[-1], "terminated": demo.terminated, "truncated": not demo.terminated}
+    fields |= {"episode_return": demo.total}
+    fields |= {name: json.dumps(value) for name, value in demo_identity(args).items()}
+    with blame(f"cannot make the folder {path.parent}", OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, lambda file: np.savez_compressed(file, **fields))
+
+
+def make_demo_buffer(args, envs):
+    """A PPODBuffer that holds the demos in the folders that args name. UserError if one is bad, or too many are there.
+
+    A run that is resumed from a checkpoint needs no folder: the checkpoint holds its demos.
+    """
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    demos = PPODBuffer(args, args.num_envs, obs_space, action_space)
+    if args.resume and Path(args.resume, f"checkpoint{STATE}").exists():
+        return demos
+    for path in demo_files(args.initial_human_demos_dir, args):
+        demo = read_demo(path, args, obs_space, action_space)
+        demos.add(demos.reward_demos, replace(demo, human=True))
+    for path in demo_files(args.initial_agent_demos_dir, args):
+        demos.add(demos.reward_demos, read_demo(path, args, obs_space, action_space))
+    demos.value_capacity = args.demo_capacity - len(demos.reward_demos)
+    if demos.value_capacity < 0:
+        raise UserError(f"{len(demos.reward_demos)} demos exceed demo_capacity = {args.demo_capacity}")
+    if demos.reward_threshold is None and demos.reward_demos:
+        demos.reward_threshold = min(demo.total for demo in demos.reward_demos)
+    return demos
+
+
+def new_demos(args, seen, observation_space, action_space):
+    """(Demos in those files of supplementary_demos_dir that are not in `seen` yet, `seen` with all files that are now).
+
+    `seen` has TAKEN, or when a bad file was last changed, by the file's name. Of a bad one a line on stderr warns.
+    """
+    seen = dict(seen)
+    demos = []
+    folder = args.supplementary_demos_dir
+    for path in sorted(Path(folder).glob("*.npz")) if folder else []:
+        changed = 0
+        try:
+            with blame(f"cannot read {path}", OSError):
+                changed = path.stat().st_mtime_ns
+            if seen.get(path.name) not in (TAKEN, changed):
+                demos.append(read_demo(path, args, observation_space, action_space))
+                seen[path.name] = TAKEN
+        except UserError as error:
+            seen[path.name] = changed
+            tqdm.write(f"skipped: {error}", file=sys.stderr)
+    return demos, seen
+
+
+def demo_state(demo):
+    """A Demo as a dict of tensors and plain types, for a checkpoint."""
+    arrays = {"obs": demo.obs, "actions": demo.actions, "rewards": demo.rewards}
+    return vars(demo) | {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def restored_demo(fields, observation_space, action_space):
+    """The Demo that demo_state has described. ValueError, or the like, if it is of another kind."""
+    arrays = {name: np.asarray(fields[name]) for name in ("obs", "actions", "rewards")}
+    return check_demo(Demo(**dict(fields) | arrays), observation_space, action_space)
+
+
+def number_or_none(value):
+    """The value. ValueError if it is neither a number nor None."""
+    if value is not None and type(value) not in (int, float):
+        raise ValueError("a number is wanted")
+    return value
+
+
+class Adam:
+    """Adam (arXiv 1412.6980, algorithm 1), with the interface and the numbers of torch.optim.Adam.
+
+    Importing torch.optim takes a second, and its step on many small tensors three times as long as this one on one
+    vector, of which all parameters are made views.
+    """
+
+    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
+        self.parameters = list(parameters)
+        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps}]
+        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
+        self.m = torch.zeros_like(self.flat)
+        self.v = torch.zeros_like(self.flat)
+        self.t = 0
+        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
+            p.data = part.view_as(p)
+
+    def zero_grad(self):
+        """Forget all gradients."""
+        for p in self.parameters:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        """Move the parameters against their gradients."""
+        lr = self.param_groups[0]["lr"]
+        beta1, beta2 = self.param_groups[0]["betas"]
+        eps = self.param_groups[0]["eps"]
+        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
+        self.t += 1
+        self.m.lerp_(gradient, 1 - beta1)
+        self.v.lerp_(gradient**2, 1 - beta2)
+        denominator = self.v.sqrt() / math.sqrt(1 - beta2**self.t) + eps
+        self.flat.addcdiv_(self.m, denominator, value=-lr / (1 - beta1**self.t))
+
+    def state_dict(self):
+        """Moments and number of steps, for a checkpoint."""
+        return {"m": self.m, "v": self.v, "t": self.t}
+
+    def load_state_dict(self, state):
+        """Copy what state_dict returned."""
+        self.m.copy_(state["m"])
+        self.v.copy_(state["v"])
+        self.t = state["t"]
+
+
+class ReturnLimit(gym.Wrapper):
+    """Truncate an episode once its return reaches `limit`."""
+
+    def __init__(self, env, limit):
+        super().__init__(env)
+        self.limit = limit
+
+    def reset(self, **kwargs):
+        """Begin an episode, whose return is 0 so far."""
+        self.total = 0.0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        """As the environment's, truncated at the limit."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.total += float(reward)
+        return obs, reward, terminated, truncated or self.total >= self.limit, info
+
+
+class GoalReward(gym.Wrapper):
+    """Pay 1 where the episode terminates and 0 elsewhere: the sparse version of a task that ends at its goal."""
+
+    def step(self, action):
+        """As the environment's, with that reward."""
+        obs, _, terminated, truncated, info = self.env.step(action)
+        return obs, float(terminated), terminated, truncated, info
+
+
+class GridImage(gym.ObservationWrapper):
+    """The image alone of a MiniGrid observation, in bytes: object, colour and state of each cell.
+
+    The network makes it one-hot (GridPatches). So a demo takes 147 bytes a step, not 4,116.
+    """
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.observation_space = env.observation_space["image"]
+
+    def observation(self, observation):
+        """The image of the Dict of MiniGrid."""
+        return observation["image"]
+
+
+MiniGridView = GridImage  # as make_vector_envs calls it
+
+
+PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
+
+
+def import_plugin(env_id):
+    """Import the package that registers env_id, if it is one of PLUGINS. UserError if it is not installed."""
+    for prefix, package in PLUGINS.items():
+        if env_id.startswith(prefix):
+            with blame(f"{env_id} needs another package: pip install {package.replace('_', '-')}", ImportError):
+                importlib.import_module(package)
+
+
+def find_wrapper(path):
+    """The wrapper that a dotted path names; a name without a dot is that of a class in this script."""
+    if path in globals():
+        return globals()[path]
+    with blame(f"there is no wrapper {path}", ImportError, AttributeError, ValueError):
+        return pkgutil.resolve_name(path)
+
+
+def episode_limit(args, spec=None):
+    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
+    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
+    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
+
+
+def make_vector_envs(args, num_envs, render_mode=None):
+    """A vector environment with next-step autoreset.
+
+    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
+    UserError, saying what to do, if it cannot be made.
+    """
+    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
+    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
+        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
+    import_plugin(args.env_id)
+    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
+        kwargs = dict(**json.loads(args.env_kwargs))
+        frames = int(kwargs.get("frameskip", 4)) * episode_limit(args)
+    if atari:
+        kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
+    elif args.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = args.max_episode_steps
+    if render_mode:
+        kwargs["render_mode"] = render_mode
+    wrappers = [find_wrapper(path) for path in args.wrappers]
+    if args.env_id.startswith(("MiniGrid", "BabyAI")):
+        wrappers.append(lambda env: MiniGridView(env) if isinstance(env.observation_space, spaces.Dict) else env)
+    if args.max_episode_return is not None:
+        wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
+    what = f"cannot make {args.env_id}"
+    expected = [gym.error.Error, ImportError]
+    if args.wrappers or args.env_kwargs != "{}":  # whatever goes wrong now may be due to them
+        what += f" with env_kwargs {args.env_kwargs} and wrappers {' '.join(args.wrappers) or 'none'}"
+        expected = [Exception]
+    if render_mode:
+        what += f" with render_mode {render_mode}"
+        expected += [TypeError]
+    with blame(what, *expected):
+        mode = "sync" if wrappers or render_mode else None
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    return envs
+
+
+def make_demo_envs(args, num_envs, render_mode=None):
+    """As make_vector_envs, but single environments side by side, with Boxes for observations: others are flattened.
+
+    Single slots must be reset when a replay ends, and an environment's own vector version may not be able to. It is
+    used only where nothing wraps the environment: so there always is a limit of the return, if one out of reach.
+    """
+    if args.max_episode_return is None and not args.env_id.startswith("ALE/"):
+        args = replace(args, max_episode_return=math.inf)
+    envs = make_vector_envs(args, num_envs, render_mode)
+    space = envs.single_observation_space
+    if not isinstance(space, spaces.Box) and space.is_np_flattenable:  # a Sequence or Graph is not
+        check_memory(f"the observations of {args.env_id}", 100 * num_envs * spaces.flatdim(space))
+        envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
+    return envs
+
+
+make_envs = make_demo_envs  # as the run section calls it
+
+
+WRAPPER_MODULES = ("gymnasium.wrappers.", "minigrid.wrappers.", "pettingzoo.utils.wrappers.")
+
+
+def untrusted(args, given):
+    """The flag without which a file may not ask for `args`, or ""; `given` are those of the command line.
+
+    Trusted are registered ids, wrappers that this script or a library's wrapper module defines, and arguments without
+    paths: all else may execute what a stranger has written.
+    """
+    if args.env_id != given.env_id:
+        import_plugin(args.env_id)
+        if args.env_id not in gym.registry:
+            return f"--env-id {args.env_id}"
+    if args.wrappers != given.wrappers:
+        for path in args.wrappers:
+            if path not in globals() and not path.startswith(WRAPPER_MODULES):
+                return f"--wrappers {' '.join(args.wrappers)}"
+            wrapper = find_wrapper(path)
+            defined_in = f"{getattr(wrapper, '__module__', '')}."
+            is_wrapper = isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)
+            if not is_wrapper or not defined_in.startswith((f"{__name__}.", *WRAPPER_MODULES)):
+                return f"--wrappers {' '.join(args.wrappers)}"
+    words = re.findall(r'"([^"]*)"', args.env_kwargs)
+    plain = "\\" not in args.env_kwargs and all(re.fullmatch(r"[\w -]*", word) for word in words)
+    if args.env_kwargs != given.env_kwargs and not plain:
+        return f"--env-kwargs '{args.env_kwargs}'"
+    return ""
+
+
+untrusted_code = untrusted
+
+
+def untrusted_code_or_folder(args, given):
+    """As untrusted_code; nor may a file name a folder to write to."""
+    if args.target_agent_demos_dir != given.target_agent_demos_dir:
+        return f"--target-agent-demos-dir {args.target_agent_demos_dir}"
+    return untrusted_code(args, given)
+
+
+untrusted = untrusted_code_or_folder  # as the run section calls it
+
+
+def check_film(args):
+    """UserError if no video of this environment can be made: better now than at the first evaluation."""
+    with blame("--capture-video needs another package: pip install moviepy", ImportError):
+        importlib.import_module("moviepy")
+    if not args.env_id.startswith("ALE/"):
+        envs = make_envs(args, 1, "rgb_array")
+        envs.reset(seed=args.seed)
+        pictures = envs.render()
+        envs.close()
+        if not pictures or not isinstance(pictures[0], np.ndarray):
+            raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
+
+
+def write_video(path, frames, fps):
+    """Write an mp4 of frames, each (height, width, 3)."""
+    from moviepy import ImageSequenceClip  # slow to import
+
+    check_no_link(path.parent)
+    with blame(f"cannot write {path}", OSError):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # it may be a link to somewhere else
+        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
+
+
+STATE = ".pt"  # how the names of checkpoints and models end
+
+
+def write_state(state, file):
+    """Write a dict of tensors, numbers and text to an open file."""
+    torch.save(state, file)
+
+
+def read_state(path):
+    """What write_state wrote, on the CPU. Nothing in the file is executed."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def choose_device(args, image=False):
-    """The device that args.device means, and torch's threads set to match. UserError if the device is none."""
-    device = args.device if args.device != "auto" else "cuda" if image and torch.cuda.is_available() else "cpu"
-    try:
+    """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
+    automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
+    device = automatic if args.device == "auto" else args.device
+    with blame(f"device {device}", RuntimeError, AssertionError, ImportError):
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device}: {str(error).splitlines()[0]}") from None
-    torch.set_num_threads(args.torch_threads or (os.cpu_count() if image else 1))
+    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
     return device
+
+
+def check_memory(what, size):
+    """UserError if this machine has no `size` bytes of memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise UserError(f"{what} would need {size / 1e9:,.0f} GB of memory; there are {memory / 1e9:.0f}")
 
 
 def make_recurrent_agent(args, envs):
     """An untrained RecurrentAgent for these environments. UserError if a space or the device is none this handles."""
-    view, action_space = envs.view, envs.single_action_space
-    if not isinstance(action_space, (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise UserError(
-            f"{args.env_id} has {action_space}; ppod.py needs Discrete, Box, MultiDiscrete or MultiBinary actions"
-        )
-    if view.dtype == np.uint8 and math.prod(view.shape) > 1_000:
-        wanted = "vectors or MiniGrid's images (ppo.py takes larger ones)"
-        raise UserError(f"{args.env_id} has observations {view}; ppod.py needs {wanted}: use --wrappers")
-    if is_grid(view) and args.normalize_obs:
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
+    if not isinstance(action_space, kinds) or not 0 < sum(output_sizes(action_space)) <= 100_000:
+        wanted = "Discrete, Box, MultiDiscrete or MultiBinary actions, 100,000 categories at most"
+        raise UserError(f"{args.env_id} has {action_space}; this script needs {wanted}")
+    size = math.prod(obs_space.shape) if isinstance(obs_space, spaces.Box) else 0
+    if size == 0 or (obs_space.dtype == np.uint8 and size > 1_000):
+        wanted = "vectors or MiniGrid's images (ppo.py takes larger ones): use --wrappers"
+        raise UserError(f"{args.env_id} has observations {obs_space}; this script needs {wanted}")
+    if is_grid(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: the cells of a MiniGrid image are one-hot")
-    agent = RecurrentAgent(view, action_space, args, choose_device(args))
+    if not args.hidden_sizes:
+        raise UserError("hidden_sizes needs one layer at least")
+    device = choose_device(args)
+    with torch.device("meta"):  # counts the weights without making them
+        weights = sum(p.numel() for p in RecurrentAgent(obs_space, action_space, args, "meta").parameters())
+    check_memory("the networks", 16 * weights)  # with gradients and Adam's moments
+    torch.manual_seed(args.seed)
+    agent = RecurrentAgent(obs_space, action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
 
 
-make_agent = make_recurrent_agent  # as load, which all scripts share, calls it
+make_agent = make_recurrent_agent  # as the run section calls it
 
 
-def mean_return(run):
-    """Mean return of the last 100 training episodes; NaN before the first."""
-    recent = [total for _, total in run.episodes[-100:]]
-    return sum(recent) / len(recent) if recent else math.nan
+def check_sequences(args, envs):
+    """UserError if a rollout does not divide into chunks and minibatches or fit into memory, or if demos cannot be had.
 
-
-def is_finished(args, run):
-    """Whether all steps are taken, or the last 100 training episodes are as good as --stop-at-return asks."""
-    solved = args.stop_at_return is not None and len(run.episodes) >= 100 and mean_return(run) >= args.stop_at_return
-    return solved or run.step >= args.total_timesteps
-
-
-def play_or_replay(agent, envs, buffer, demos, args, run, rng):
-    """Fill the buffer with one rollout; `run` keeps what goes on from rollout to rollout."""
-    buffer.state = run.state.copy()
-    check_finite(args, run.step, observation=run.obs)
-    for _ in range(buffer.num_steps):
-        actions, run.state = agent.sample(run.obs, run.state, rng)
-        next_obs, *outcome, _ = envs.step(to_env(actions, agent.action_space))
-        demo_ids = demos.replay(envs, run.reset_rows, actions, (next_obs, *outcome), rng)
-        rewards, terminated, truncated = outcome
-        buffer.add(run.obs, actions, rewards, terminated, truncated, run.reset_rows, demo_ids, next_obs)
-        real = ~run.reset_rows & (demo_ids == 0)
-        run.step += int(real.sum())
-        run.replayed_rows += int((demo_ids > 0).sum())
-        check_finite(args, run.step, observation=next_obs, reward=rewards)
-        run.returns += rewards * real
-        run.obs, run.reset_rows = next_obs, terminated | truncated
-        over = run.reset_rows & real
-        if over.any():
-            run.episodes += [(run.step, total) for total in run.returns[over].tolist()]
-            run.returns[over] = 0
-
-
-def train(args):
-    """Train as `args` say. Returns the final figures, which also stand in summary.json. UserError on bad input."""
-    check_args(args)
-    chunk_length = args.chunk_length if args.recurrent else 1  # single rows where nothing goes back in time
-    if args.num_steps % chunk_length:
-        raise UserError(f"num_steps = {args.num_steps} does not divide into chunks of chunk_length = {chunk_length}")
-    if args.num_envs * args.num_steps // chunk_length % args.num_minibatches:
-        chunks = f"num_envs x num_steps / {chunk_length} = {args.num_envs * args.num_steps // chunk_length} chunks"
-        raise UserError(f"{chunks} do not divide into num_minibatches = {args.num_minibatches} equal parts")
+    That is if rho and phi leave nothing to the environment, or if a folder is none.
+    """
+    length = chunk_length(args)
+    if args.num_steps % length != 0:
+        raise UserError(f"num_steps = {args.num_steps} does not divide into chunks of chunk_length = {length}")
+    rows = args.num_steps * args.num_envs
+    chunks = rows // length
+    if chunks % args.num_minibatches != 0:
+        what = f"num_envs x num_steps = {rows} rows"
+        if args.recurrent:
+            what = f"num_envs x num_steps / chunk_length = {chunks} chunks"
+        raise UserError(f"{what} do not divide into {args.num_minibatches} minibatches")
+    space = envs.single_observation_space
+    size = 1 if space.dtype == np.uint8 else 4
+    check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 4 * args.gru_size + 100))
     if args.rho + args.phi >= 1:
         raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
-    if args.supplementary_demos_dir and not Path(args.supplementary_demos_dir).is_dir():
-        raise UserError(f"supplementary_demos_dir {args.supplementary_demos_dir} is no folder")
-    envs = make_envs(args, args.num_envs)
-    agent = make_agent(args, envs)
-    if args.capture_video:
-        make_envs(args, 1, "rgb_array").close()  # now, rather than at the first evaluation, if it has no pictures
-    observation_space, action_space = envs.single_observation_space, envs.single_action_space
-    shape = args.num_steps, args.num_envs, observation_space, action_space, agent.state_size, chunk_length
-    optimizer, rng, buffer = Adam(agent.flat), np.random.default_rng(args.seed), SequenceBuffer(*shape, agent.device)
-    buffer.gamma = args.gamma
-    demos = PPODBuffer(args, args.num_envs, envs.view, action_space)
-    obs, _ = envs.reset(seed=args.seed)
-    run = SimpleNamespace(  # all that the loop changes, besides weights, demos and generators: a checkpoint holds it
-        step=0,  # environment steps, without reset rows and replays
-        replayed_rows=0,
-        rollouts=0,
-        seconds=0.0,
-        episodes=[],  # (step, return) of each training episode
-        evaluations=[],  # (step, mean, standard deviation)
-        obs=obs,
-        state=np.zeros((args.num_envs, agent.state_size), np.float32),  # of the GRU
-        reset_rows=np.ones(args.num_envs, bool),  # whether the next row of a slot only resets it; as every slot begins
-        returns=np.zeros(args.num_envs),  # of the episodes being played
-        discounted=np.zeros(args.num_envs),  # the same for normalize_reward, discounted
-    )
-    if not args.resume:
-        demos.load_initial_demos()
-    run_dir = Path(args.resume) if args.resume else start_run(args)
-    args.folder = run_dir  # for main, should it be interrupted
-    print(f"{args.env_id} -> {run_dir};", *(f"{name}={getattr(args, name)}" for name in TUNED.get(args.env_id, ())))
-    parts = {"optimizer": optimizer, "demos": demos}
-    if args.resume:
-        restored = restore_checkpoint(run_dir, args, run, rng, envs, agent, **parts)
-        if restored is envs:  # not carried over
-            demos.abandon_episodes()
-        envs = restored
-    else:
-        save_checkpoint(run_dir, args, run, rng, envs, agent=agent, **parts)
-    begun, drawn = time.time() - run.seconds, time.time()
-    eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
-    checkpoint_every = args.checkpoint_every or math.ceil(args.total_timesteps / 20)
-    total, quiet = args.total_timesteps, not args.progress
-    with tqdm(total=total, initial=run.step, unit=" steps", unit_scale=True, disable=quiet) as bar:
-        while not is_finished(args, run):
-            first_step = run.step
-            demos.load_supplementary_demos()
-            play_or_replay(agent, envs, buffer, demos, args, run, rng)
-            run.rollouts += 1
-            if buffer.reset_rows.all():  # nothing was played
-                continue
-            buffer.evaluate(agent)
-            demos.track_potential_demos(buffer)
-            if args.clip_reward:
-                buffer.rewards = np.sign(buffer.rewards)
-            if agent.return_stats:
-                run.discounted = scale_rewards(buffer, agent.return_stats, run.discounted)
-            buffer.compute_returns(args.gamma, args.gae_lambda)
-            learning_rate = args.learning_rate * (1 - first_step / args.total_timesteps if args.anneal_lr else 1)
-            figures = learn_sequences(agent, optimizer, buffer, learning_rate, args, rng)
-            check_finite(args, run.step, loss=figures["loss"], weights=agent.flat.sum().item())
-            if agent.obs_stats:  # after learning, so that it saw the very numbers that the actions were chosen by
-                agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows][:, :-1])
+    watched = args.supplementary_demos_dir
+    if watched and not os.path.isdir(watched):
+        raise UserError(f"supplementary_demos_dir {watched} is no folder")
+    target = Path(args.target_agent_demos_dir or ".")
+    while not os.path.lexists(target):  # then the folder that it would be made in
+        target = target.parent
+    if not target.is_dir():
+        raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir}: {target} is no folder")
 
-            run.seconds = time.time() - begun
-            finished, return_mean = is_finished(args, run), mean_return(run)
-            row = {"step": run.step, "seconds": run.seconds, "sps": run.step / run.seconds, "return_mean": return_mean}
-            row |= {"episodes": len(run.episodes), "training_rows": run.step + run.replayed_rows}
-            log_row(run_dir, row | demos.figures() | {"learning_rate": learning_rate} | figures)
-            bar.update(run.step - first_step)
-            bar.set_postfix_str(f"mean return {return_mean:.2f}", refresh=finished)
-            if args.target_agent_demos_dir and (finished or run.rollouts % args.save_demos_every == 0):
-                demos.save_demos()
-            if finished or run.step // eval_every > first_step // eval_every:
-                evaluate_and_save(agent, args, run, run_dir)
-            if finished or run.step // checkpoint_every > first_step // checkpoint_every:
-                save_checkpoint(run_dir, args, run, rng, envs, agent=agent, **parts)
-            if time.time() - drawn > 30:
-                draw_curve(run_dir, args, run)
-                drawn = time.time()
-    if not run.evaluations:  # resumed, with no more steps to take than had been taken
-        evaluate_and_save(agent, args, run, run_dir)
+
+# ===== run: the same in every script ==================================================================================
+# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
+# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
+# read_state.
+
+
+class UserError(Exception):
+    """Something the user can fix: shown as one line, with exit code 2."""
+
+
+@contextmanager
+def blame(what, *expected):
+    """Turn an exception of the expected classes into a UserError that begins with `what`."""
+    try:
+        yield
+    except expected as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{what[:500]} ({reason[:300]})") from None
+
+
+COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
+COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
+COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
+NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
+EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
+MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
+
+
+def tuned(*flags, **given):
+    """Args from flags or keywords: tuned("--env-id", "Pendulum-v1") or tuned(env_id="Pendulum-v1").
+
+    What is not given comes from the run that is resumed or evaluated, else from `config`, else from TUNED.
+    """
+    flags = [*flags, *as_flags(given)]
+    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
+    if "" in (first.resume, first.evaluate, first.config, first.run_dir):
+        raise UserError("the name of a run folder or config is empty")
+    if first.resume and (first.evaluate or first.run_dir):
+        raise UserError("--resume goes on in its own run folder: neither --run-dir nor --evaluate can be beside it")
+    run_dir = first.resume or first.evaluate
+    path = f"{run_dir}/config.json" if run_dir else first.config
+    defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
+    return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
+
+
+def as_flags(settings):
+    """A dict of settings as the command-line flags that say the same."""
+    flags = []
+    for name, value in settings.items():
+        if isinstance(value, (list, tuple)):
+            flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
+    with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
+        stored = dict(json.loads(Path(path).read_text(encoding="utf-8"))["args"])
+    words = [word for value in stored.values() if isinstance(value, list) for word in value]
+    # No word of a file may become a flag of its own.
+    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
+    if foreign := [name for name in stored if name not in vars(Args())] + flags:
+        raise UserError(f"{path} is of another script or version, or damaged: {foreign[0]!r:.100}")
+    dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
+    complaint = StringIO()
+    try:
+        with redirect_stderr(complaint):  # tyro checks names and types
+            args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
+    except SystemExit:
+        reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
+        raise UserError(f"{path} is of another script or version, or damaged: {reason[:300]}") from None
+    if flag := untrusted(args, given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
+    return args
+
+
+def check_args(args):
+    """UserError that names the first argument that is out of its range."""
+    for name, value in vars(args).items():
+        low, high = (COMMON_RANGES | RANGES).get(name, (0, 1e15))
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, (int, float)) and not low <= number <= high:
+                raise UserError(f"{name} must lie between {low:g} and {high:g}")
+
+
+def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
+    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
+
+    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
+    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
+    """
+    atari = args.env_id.startswith("ALE/")
+    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
+    obs, _ = envs.reset(seed=seed)
+    if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+        agent.begin_episodes(episodes)
+    returns = np.zeros(episodes)
+    playing = np.ones(episodes, bool)
+    frames = []
+    for _ in range(episode_limit(args, envs.spec)):
+        if video:
+            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
+        returns += rewards * playing
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
     envs.close()
-    return finish(run_dir, args, run)
+    if video:
+        write_video(video, frames, envs.metadata.get("render_fps", 30))
+    return float(returns.mean()), float(returns.std())
+
+
+def write_file(path, write):
+    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with blame(f"cannot write {path}", OSError, RuntimeError):
+        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
+        with temporary.open("xb") as file:
+            write(file)
+        os.replace(temporary, path)
+
+
+def check_no_link(folder):
+    """UserError if a part of a run folder is a link: what a run writes stays in its folder."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link; a run writes nothing outside its own folder")
+
+
+def read_weights(path, args, agent):
+    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
+    try:
+        state = read_state(path)
+        if state["env_id"] == args.env_id:
+            agent.load_state_dict(state["agent"])
+            return state
+        reason = f"it is of {state['env_id']}"
+    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
+        reason = type(error).__name__
+    raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
+
+
+def load(run_dir, model="best", **given):
+    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
+
+    What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
+    """
+    return load_agent(tuned(evaluate=str(run_dir), model=str(model), **given))
+
+
+def load_agent(args):
+    """The agent that args.evaluate and args.model name."""
+    check_args(args)
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_weights(Path(args.evaluate, name + STATE), args, agent)
+    return agent
+
+
+class Run:
+    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
+
+    `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
+    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
+    decide whether to stop at a return.
+
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
+    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
+    gives the same numbers, bit for bit, as one that was left alone.
+    """
+
+    def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
+        self.agent = agent
+        self.envs = envs
+        self.parts = parts
+        self.log_every = log_every
+        self.explores = explores
+        self.step = 0  # environment steps, without reset rows
+        self.seconds = 0.0
+        self.episodes = []  # (step, return) of each training episode
+        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
+        self.figures = {}  # logged since the last row of metrics.csv
+        self.restarts = True  # whether training begins anew: at first, and after each checkpoint
+        self.envs_are_new = True
+        tenth = math.ceil(args.total_timesteps / 10)
+        longest = min(episode_limit(args, envs.spec), 2_000)
+        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
+        checkpoint_every = args.checkpoint_every or max(tenth, enough)
+        self.args = replace(args, eval_every=args.eval_every or tenth, checkpoint_every=checkpoint_every)
+        if args.capture_video:
+            check_film(args)
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
+        args.folder = self.dir  # for main, should it be interrupted
+        self.open_folder()
+        print(f"{args.env_id} -> {self.dir};", *(f"{key}={getattr(args, key)}" for key in tuned_settings(args)))
+        self.begun = time.time() - self.seconds
+        self.drawn = time.time()
+        self.last_step = self.step  # when write_what_is_due was last called
+        bar = {"unit": " steps", "unit_scale": True, "disable": not args.progress}
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
+
+    def open_folder(self):
+        """Make the run folder, or restore its last checkpoint; write config.json."""
+        checkpoint = self.dir / f"checkpoint{STATE}"
+        with blame(f"cannot make {self.dir}", OSError):
+            check_no_link(self.dir / "models")
+            (self.dir / "models").mkdir(parents=True, exist_ok=True)
+        if checkpoint.exists() and not self.args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
+            stored = read_config(self.dir / "config.json", self.args)
+            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
+            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
+            if changed:
+                raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
+        metrics = ""
+        if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
+            state = read_weights(checkpoint, self.args, self.agent)
+            with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
+                step, seconds, episodes, evaluations, metrics = state["run"]
+                self.step = int(step)
+                self.seconds = float(seconds)
+                self.episodes = [(int(at), float(total)) for at, total in episodes]
+                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
+                for part_name, part in self.parts.items():
+                    part.load_state_dict(state[part_name])
+        if (self.dir / "config.json").exists():
+            with blame(f"{self.dir} is damaged", OSError):
+                self.forget_later_models()
+        git = f"git -C {quote(str(Path(__file__).parent))} describe --always --dirty --exclude='*' --abbrev=40"
+        config = {
+            "script": Path(__file__).stem,
+            "args": asdict(self.args),
+            "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
+            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
+            "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+        }
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
+        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
+
+    def forget_later_models(self):
+        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
+        models = self.dir / "models"
+        steps = [step for step, *_ in self.evaluations]
+        for path in models.glob(f"*{STATE}"):
+            if path.stem.isdigit() and int(path.stem) not in steps:
+                path.unlink()
+        (models / f"best{STATE}").unlink(missing_ok=True)
+        if self.evaluations:
+            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
+            weights = (models / f"{best}{STATE}").read_bytes()
+            write_file(models / f"best{STATE}", lambda file: file.write(weights))
+
+    def new_envs(self):
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
+
+        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
+        """
+        if not self.envs_are_new:
+            self.envs.close()
+            self.envs = make_envs(self.args, self.envs.num_envs)
+        rng = np.random.default_rng([self.args.seed, self.step])
+        obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
+        self.envs_are_new = False
+        self.restarts = False
+        return self.envs, obs, rng
+
+    def count(self, next_obs, rewards, ended, reset_rows):
+        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
+        self.step += len(rewards) - int(reset_rows.sum())
+        self.check_finite(observation=next_obs, reward=rewards)
+        self.totals += rewards
+        if ended.any():
+            self.episodes += [(self.step, total) for total in self.totals[ended].tolist()]
+            self.totals[ended] = 0
+
+    def check_finite(self, **values):
+        """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
+
+    def log(self, **figures):
+        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def write_what_is_due(self):
+        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
+        self.seconds = time.time() - self.begun
+        self.bar.update(self.step - self.last_step)
+        evaluation = self.passed(self.args.eval_every) or self.is_finished()
+        checkpoint = self.passed(self.args.checkpoint_every)
+        if evaluation or checkpoint or self.passed(self.log_every):
+            self.write_row()
+        if evaluation:
+            self.write_evaluation()
+        if self.is_finished() or time.time() - self.drawn > 30:
+            self.draw_curve()
+        if checkpoint or self.is_finished():
+            self.write_checkpoint()
+        self.last_step = self.step
+
+    def passed(self, every):
+        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
+        return self.step // max(1, every) > self.last_step // max(1, every)
+
+    def is_finished(self):
+        """Whether all steps are taken, or the return that --stop-at-return asks for is reached."""
+        goal = self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if goal is None:
+            return False
+        if self.explores:
+            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
+        return len(self.episodes) >= 100 and self.mean_return() >= goal
+
+    def mean_return(self):
+        """Mean return of the last 100 training episodes; NaN before the first."""
+        recent = [total for _, total in self.episodes[-100:]]
+        return sum(recent) / len(recent) if recent else math.nan
+
+    def write_row(self):
+        """Append a row to metrics.csv: the counters, and the means of FIGURES since the last row."""
+        row = {"step": self.step, "seconds": self.seconds, "sps": self.step / self.seconds}
+        row |= {"return_mean": self.mean_return(), "episodes": len(self.episodes)}
+        means = {name: sum(map(float, values)) / len(values) for name, values in self.figures.items()}
+        self.check_finite(**means)
+        self.figures = {}
+        row |= {name: means.get(name, math.nan) for name in FIGURES}
+        path = self.dir / "metrics.csv"
+        with blame(f"cannot write {path}", OSError), path.open("a") as file:
+            if file.tell() == 0:
+                file.write(",".join(row) + "\n")
+            file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
+        self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
+
+    def write_evaluation(self):
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
+        seed = self.args.seed + EVALUATION
+        episodes = self.args.eval_episodes
+        mean, std = evaluate(self.agent, self.args, episodes, seed)
+        self.check_finite(evaluation=mean)
+        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
+        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
+        weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
+        for name in [self.step, "best"] if best else [self.step]:
+            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
+        rows = ["step,seconds,return_mean,return_std,episodes"]
+        rows += [",".join(f"{x:.8g}" for x in evaluation) for evaluation in self.evaluations]
+        write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
+        if self.args.capture_video:
+            evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
+
+    def write_checkpoint(self):
+        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
+        metrics = (self.dir / "metrics.csv").read_text()
+        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics
+        state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
+        state |= {name: part.state_dict() for name, part in self.parts.items()}
+        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
+        self.restarts = True
+
+    def draw_curve(self):
+        """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, CURVE's figures."""
+        from matplotlib.figure import Figure  # slow to import
+
+        metrics = np.genfromtxt(self.dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
+        figure = Figure(figsize=(9, 7), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
+        top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        top.plot(metrics["step"], metrics["return_mean"], color="tab:blue", label="mean of the last 100")
+        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
+        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
+        top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
+        for name in CURVE:
+            bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
+        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 10
+        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
+        bottom.xaxis.set_major_formatter("{x:,.0f}")
+        for axis in (top, bottom):
+            axis.legend()
+            axis.grid(alpha=0.3)
+        write_file(self.dir / "learning_curve.png", lambda file: figure.savefig(file, dpi=120, format="png"))
+        self.drawn = time.time()
+
+    def finish(self):
+        """Write summary.json, print the last two lines, return the summary."""
+        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
+            self.write_evaluation()
+        self.bar.close()
+        self.envs.close()
+        _, _, mean, std, episodes = self.evaluations[-1]
+        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
+        summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
+        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
+        print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
+        return summary
 
 
 def main():
-    """Train, evaluate or record, as the flags say. What the user can mend is one line on stderr and exit code 2."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in "env_id config resume evaluate record_from".split():  # the defaults of all other flags depend on these
-        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}", nargs="?")
-    complaint, args = io.StringIO(), None
+    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
     sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
+    args = None
     try:
-        with contextlib.redirect_stderr(complaint):
-            defaults = Args(**{k: v for k, v in vars(first.parse_known_args()[0]).items() if v is not None})
-            check_args(defaults)
-            args = tyro.cli(Args, default=defaults, description=__doc__)
-        check_args(args)
-        if args.record_demo:
-            record_by_keyboard(args)
-        elif args.record_from:
-            record_from_agent(args)
-        elif args.import_minari:
-            import_minari(args)
-        elif args.evaluate:
-            agent, seed = load(args.evaluate, args.model, args), args.seed + EVALUATION
-            mean, std = evaluate(agent, args, args.eval_episodes, seed)
-            print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
-            if args.capture_video:
-                evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
-            if args.render:
-                evaluate(agent, args, 1, seed, render=True)
-        else:
+        args = tuned(*sys.argv[1:])
+        if not args.evaluate:
             train(args)
+            return
+        agent = load_agent(args)
+        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
+        mean, std = evaluate(agent, args, args.eval_episodes, seed)
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
+        if args.capture_video:
+            check_film(args)
+            evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
+        if args.render:
+            evaluate(agent, args, 1, seed, render=True)
     except UserError as error:
-        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
         sys.exit(2)
-    except SystemExit:  # tyro has drawn its complaint, if there is one, in a box below a title: keep the words
-        text = re.sub(r"\x1b\[[\d;]*m", "", complaint.getvalue())
-        lines = [re.sub("^-+$", "", line.strip("│╭╮╰╯─ ")) for line in text.splitlines()]
-        words = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines[1:]))
-        sys.stderr.write(" ".join(words) + "\n" * bool(lines))
-        raise
     except KeyboardInterrupt:
-        print(f"\nstopped; to go on: --resume {getattr(args, 'folder', 'RUN_DIR')}", file=sys.stderr)
+        folder = getattr(args, "folder", None)  # a run has begun
+        tqdm.write(f"stopped; to go on: --resume {folder}" if folder else "stopped", file=sys.stderr)
         sys.exit(130)
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -34,7 +33,8 @@ def run(seed, steps, folder):
     often = ["--eval-every", 25_000, "--checkpoint-every", 25_000, "--total-timesteps", steps, "--no-progress"]
     command = [sys.executable, ROOT / "ddpg_td3.py", *begin, *often, "--eval-episodes", 10]
     subprocess.run(list(map(str, command)), check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    return torch.load(folder / "checkpoint.pt", weights_only=True)["evaluations"]
+    rows = np.genfromtxt(folder / "evaluations.csv", delimiter=",", names=True, ndmin=1)
+    return [[float(row[name]) for name in ("step", "return_mean", "return_std")] for row in rows]
 
 
 def last_score(seed, folder):

@@ -39,13 +39,13 @@ import sys, tempfile, time
 sys.path.insert(0, {root!r})
 import dqn
 
-log_row, times = dqn.log_row, []
-dqn.log_row = lambda folder, row: times.append((row["step"], time.process_time())) or log_row(folder, row)
+write_row, times = dqn.Run.write_row, []
+dqn.Run.write_row = lambda run: times.append((run.step, time.process_time())) or write_row(run)
 with tempfile.TemporaryDirectory() as folder:
     dqn.train(dqn.Args(
         num_envs={num_envs}, train_frequency={train_frequency}, gradient_steps=1, batch_size={batch_size},
         double={double}, hidden_sizes=tuple({hidden_sizes}), learning_starts=1_000, buffer_size=10_000,
-        learning_rate=2.5e-4, anneal_lr=False, target_network_frequency=500, tau=1.0, n_step=1,
+        learning_rate=2.5e-4, anneal_lr=False, target_network_frequency=500, tau=1.0,
         exploration_fraction=0.5,
         total_timesteps=2_000 + {steps}, eval_every=10**9, checkpoint_every=10**9, eval_episodes=1, progress=False,
         run_dir=folder))

@@ -12,7 +12,6 @@ Writes benchmarks/results/es_speed.json and prints tables.
 """
 
 import argparse
-import copy
 import json
 import os
 import platform
@@ -23,7 +22,6 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -39,7 +37,8 @@ BALANCES = [0, 0, 0, 0, 0.1, 0.5, 1, 1, 0, 0]  # a linear policy: push right if 
 
 def plain_loop(agent, candidates, envs, obs):
     """What es.play_candidates does, with one forward pass per candidate and step: (returns, steps)."""
-    networks = [copy.deepcopy(agent.network) for _ in candidates]
+    inputs, *hidden_sizes, outputs = agent.sizes
+    networks = [es.mlp(inputs, hidden_sizes, outputs, gain=1.0) for _ in candidates]
     for network, candidate in zip(networks, candidates):
         torch.nn.utils.vector_to_parameters(torch.from_numpy(candidate), network.parameters())
     returns, steps, playing = np.zeros(len(candidates)), 0, np.ones(len(candidates), bool)
@@ -57,17 +56,34 @@ def plain_loop(agent, candidates, envs, obs):
 
 def generation(agent, slots, args, run, play):
     """Noise, play and update: (seconds, steps). The learning rate is 0, so that all generations are alike."""
-    begun = time.perf_counter()
-    noise = es.draw_noise(es.draw_seeds(args, run.generation)[0], len(agent.flat))
+    begun, first_step = time.perf_counter(), run.step
+    noise_seeds, episode_seeds = es.draw_seeds(args, run.generation())
+    noise = es.draw_noise(noise_seeds, len(agent.theta))
     if play == "batched":
-        returns, steps, _ = es.play_generation(agent, noise, slots, args, run)
+        returns, _ = es.play_generation(agent, noise, episode_seeds, slots, args, run)
     else:
-        candidates = es.make_candidates(agent.flat.numpy(), noise, args.sigma)
-        seeds = es.draw_seeds(args, run.generation)[1][0]
-        returns, steps = plain_loop(agent, candidates, slots.envs, es.begin_episode(slots, seeds))
-    es.move_theta(agent, es.Adam(agent.flat), returns, noise, args)
-    run.generation += 1
-    return time.perf_counter() - begun, steps
+        candidates = es.make_candidates(agent.theta.numpy(), noise, args.sigma)
+        returns, steps = plain_loop(agent, candidates, slots.envs, slots.begin_episode(episode_seeds[0]))
+        run.step += int(steps)
+    es.move_theta(agent, es.Adam([agent.theta], lr=args.learning_rate), returns, noise, args)
+    run.played += 1
+    return time.perf_counter() - begun, run.step - first_step
+
+
+class Played:
+    """What es.play_generation needs of a Run."""
+
+    def __init__(self):
+        self.step = 0
+        self.played = 10**6
+
+    def generation(self):
+        """The number of the generation, from which its seeds are drawn."""
+        return self.played
+
+    def check_finite(self, **values):
+        """As that of Run, which every step calls."""
+        assert all(np.isfinite(value).all() for value in values.values())
 
 
 def bare_rate(num_steps=5_000):
@@ -112,16 +128,16 @@ def main():
     print("|---|---|---|---|---|---|---|")
     for name, hidden_sizes in (("linear", ()), ("64-64", (64, 64))):
         with tempfile.TemporaryDirectory() as folder:
-            args = es.Args(hidden_sizes=hidden_sizes, population_size=POPULATION, progress=False, run_dir=folder)
+            args = es.tuned(hidden_sizes=hidden_sizes, population_size=POPULATION, progress=False, run_dir=folder)
             with open(os.devnull, "w") as quiet:
                 sys.stdout, terminal = quiet, sys.stdout
                 whole_run = es.train(args)["steps_per_second"]
                 sys.stdout = terminal
             agent = es.load(folder, "last")
         if not hidden_sizes:
-            agent.flat.copy_(torch.tensor(BALANCES))
+            agent.theta.copy_(torch.tensor(BALANCES))
         args.learning_rate, args.sigma = 0.0, 0.001
-        slots, run = es.make_slots(args), SimpleNamespace(generation=10**6, step=0)
+        slots, run = es.Slots(es.make_envs(args, POPULATION), args), Played()
         rates = {"batched": [], "plain loop": [], "bare environment": [], "whole run": [whole_run]}
         for _ in range(repeats):
             rates["bare environment"].append(bare_rate())

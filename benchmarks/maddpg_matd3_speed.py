@@ -17,6 +17,7 @@ import platform
 import statistics
 import tempfile
 import time
+from unittest import mock
 
 import mappo_speed  # sets the number of threads, and the path that scripts are found on
 from mappo_speed import ROOT, version
@@ -27,7 +28,7 @@ WARM_UP = 400  # steps of random actions
 COMMON = maddpg_matd3.TUNED["mpe2.simple_spread_v3"] | {"learning_starts": WARM_UP, "progress": False}
 VARIANTS = {
     "maddpg_matd3.py": {},
-    "maddpg_matd3.py --algorithm maddpg": {"algorithm": "maddpg"},
+    "maddpg_matd3.py --algorithm maddpg": {"algorithm": "maddpg"} | maddpg_matd3.ALGORITHMS["maddpg"],
     "maddpg_matd3.py --state-type FP": {"state_type": "FP"},
     "maddpg_matd3.py --no-share-policy": {"share_policy": False},
     "maddpg_matd3.py, discrete actions": {"env_kwargs": "{}"},
@@ -36,28 +37,26 @@ VARIANTS = {
 
 def ours(steps, settings):
     """(steps per second, the environment's share of the time) of training, from the first update on."""
-    play, evaluate, begun = maddpg_matd3.play_together, maddpg_matd3.evaluate_and_save, []
+    begun, ended = [], []
 
-    def play_timed(agents, envs, buffer, run, *more):
-        if not begun and run.step >= WARM_UP:
-            mappo_speed.clock[0] = 0.0
-            begun.extend([time.perf_counter(), run.step])
-        return play(agents, envs, buffer, run, *more)
+    class Timed(maddpg_matd3.Run):
+        def count(self, *given):
+            super().count(*given)
+            if not begun and self.step >= WARM_UP:
+                mappo_speed.clock[0] = 0.0
+                begun.extend([time.perf_counter(), self.step])
 
-    def stop(agents, args, run, run_dir):
-        begun[:] = [time.perf_counter() - begun[0], mappo_speed.clock[0], run.step - begun[1]]
-        evaluate(agents, args, run, run_dir)
+        def write_evaluation(self):
+            ended.extend([time.perf_counter(), self.step, mappo_speed.clock[0]])
+            super().write_evaluation()
 
-    more = dict(total_timesteps=WARM_UP + steps, eval_every=10**9, checkpoint_every=10**9, eval_episodes=1)
+    more = {"total_timesteps": WARM_UP + steps, "eval_every": 10**9, "checkpoint_every": 10**9, "eval_episodes": 1}
+    given = COMMON | more | settings | {"env_id": "mappo_speed:parallel_env"}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        maddpg_matd3.play_together, maddpg_matd3.evaluate_and_save = play_timed, stop
-        try:
-            given = COMMON | more | settings
-            maddpg_matd3.train(maddpg_matd3.Args("mappo_speed:parallel_env", run_dir=f"{folder}/run", **given))
-        finally:
-            maddpg_matd3.play_together, maddpg_matd3.evaluate_and_save = play, evaluate
-    seconds, in_env, played = begun
-    return played / seconds, in_env / seconds
+        with mock.patch.object(maddpg_matd3, "Run", Timed):
+            maddpg_matd3.train(maddpg_matd3.Args(run_dir=f"{folder}/run", **given))
+    seconds = ended[0] - begun[0]
+    return (ended[1] - begun[1]) / seconds, ended[2] / seconds
 
 
 def main():

@@ -20,6 +20,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -81,28 +82,28 @@ def bare(steps):
 
 def ours(steps, settings):
     """(steps per second, the environment's share of the time) of training."""
+    measured = {}
+
+    class TimedRun(mappo.Run):
+        """A run that looks at the clocks when training begins, and when it is over, before the evaluation."""
+
+        def new_envs(self):
+            result = super().new_envs()
+            clock[0] = 0.0
+            measured["begun"] = time.perf_counter()
+            return result
+
+        def write_evaluation(self):
+            seconds = time.perf_counter() - measured["begun"]
+            measured.update(rate=self.step / seconds, share=clock[0] / seconds)
+            super().write_evaluation()
+
+    more = dict(total_timesteps=steps, eval_every=10**9, checkpoint_every=10**9, eval_episodes=1)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        begun = []
-        rollout, evaluate = mappo.rollout, mappo.evaluate_and_save
-
-        def first_rollout(*args):
-            if not begun:
-                clock[0] = 0.0
-                begun.append(time.perf_counter())
-            rollout(*args)
-
-        def stop(team, args, run, run_dir):
-            begun.append((time.perf_counter() - begun[0], clock[0], run.step))
-            evaluate(team, args, run, run_dir)
-
-        mappo.rollout, mappo.evaluate_and_save = first_rollout, stop
-        more = dict(total_timesteps=steps, eval_every=10**9, checkpoint_every=10**9, eval_episodes=1)
-        try:
-            mappo.train(mappo.Args("__main__:parallel_env", run_dir=f"{folder}/run", **COMMON | more | settings))
-        finally:
-            mappo.rollout, mappo.evaluate_and_save = rollout, evaluate
-        seconds, in_env, played = begun[1]
-        return played / seconds, in_env / seconds
+        args = mappo.Args(env_id=f"{__name__}:parallel_env", run_dir=f"{folder}/run", **COMMON | more | settings)
+        with mock.patch.object(mappo, "Run", TimedRun):
+            mappo.train(args)
+    return measured["rate"], measured["share"]
 
 
 def main():

@@ -1,6 +1,6 @@
 """Make the demonstration of MiniGrid-DoorKey-16x16-v0 in demos/: a scripted solver that sees the whole map plays once.
 
-    python benchmarks/ppod_doorkey_demo.py [--env-id MiniGrid-DoorKey-16x16-v0] [--seed 0] [--folder demos/ENV_ID]
+    python benchmarks/ppod_doorkey_demo.py [--env-id MiniGrid-DoorKey-16x16-v0] [--seed 1] [--folder demos/ENV_ID]
 
 The solver walks shortest ways: to the key, to the door, to the goal. What is saved is what an agent would have seen,
 the partial view, and the actions.
@@ -12,8 +12,8 @@ from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import ppod  # noqa: E402
+sys.path.insert(0, str(ROOT / "demos"))
+import record  # noqa: E402
 
 LEFT, RIGHT, FORWARD, PICKUP, TOGGLE = 0, 1, 2, 3, 5
 STEPS = (1, 0), (0, 1), (-1, 0), (0, -1)  # east, south, west, north: MiniGrid's directions
@@ -60,11 +60,13 @@ def main():
     """Play one episode and save it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env-id", default="MiniGrid-DoorKey-16x16-v0")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder")
     given = parser.parse_args()
     folder = given.folder or str(ROOT / "demos" / given.env_id)
-    recorder = ppod.Recorder(ppod.Args(env_id=given.env_id, seed=given.seed, target_agent_demos_dir=folder))
+    ppod = record.load_script(record.SCRIPT)
+    args = ppod.tuned(env_id=given.env_id, seed=given.seed, target_agent_demos_dir=folder)
+    recorder = record.Recorder(ppod, args)
     recorder.reset()
     for action in solve(recorder.envs.unwrapped.envs[0].unwrapped):
         recorder.step(action)

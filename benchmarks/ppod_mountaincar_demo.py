@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import ppod  # noqa: E402
+sys.path.insert(0, str(ROOT / "demos"))
+import record  # noqa: E402
 
 
 def main():
@@ -18,10 +18,13 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=str(ROOT / "demos/MountainCar-v0"))
     given = parser.parse_args()
-    recorder = ppod.Recorder(ppod.Args(env_id="MountainCar-v0", seed=given.seed, target_agent_demos_dir=given.folder))
-    (_, velocity, _), over = recorder.reset()[0], False
+    ppod = record.load_script(record.SCRIPT)
+    args = ppod.tuned(env_id="MountainCar-v0", seed=given.seed, target_agent_demos_dir=given.folder)
+    recorder = record.Recorder(ppod, args)
+    (_, velocity), _ = recorder.reset()
+    over = False
     while not over:
-        (_, velocity, _), _, terminated, truncated, _ = recorder.step(2 if velocity >= 0 else 0)
+        (_, velocity), _, terminated, truncated, _ = recorder.step(2 if velocity >= 0 else 0)
         over = terminated or truncated
 
 

@@ -60,14 +60,14 @@ hunt(
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
 
-SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
+SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
              "end_e": 0.3, "seed": 1}  # fmt: skip
 
 
 def check_future(m, train):
     agent = train(env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
-    q = agent.predict(tensor([[0.0], [1.0]])).tolist()
+    q = agent(tensor([[0.0], [1.0]])).tolist()
     if not close(q, [[0.5, 0.5], [0.0, 1.0]], 0.15):
         return (
             f"of two steps the second pays 1, so with gamma 0.5 Q is 0.5 in the first; it is {q[0][0]:.2f} and "
@@ -83,7 +83,7 @@ hunt(
     hint="The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
     "rises a little and then no more.",
     check=check_future,
-    plant=Plant("polyak", "target.lerp_(source, tau)", "target.lerp(source, tau)"),
+    plant=Plant("polyak", "target_weights.lerp_(weights, tau)", "target_weights.lerp(weights, tau)"),
 )
 
 
@@ -107,7 +107,9 @@ hunt(
     hint="--exploration-fraction makes no difference. Whether the return rises at all is a matter of luck; on "
     "MountainCar-v0, where the goal has to be found first, it rarely leaves -200.",
     check=check_exploration,
-    plant=Plant("train", "max(1, args.exploration_fraction * total)", "max(1, args.exploration_fraction)"),
+    plant=Plant(
+        "train", "max(1, args.exploration_fraction * args.total_timesteps)", "max(1, args.exploration_fraction)"
+    ),
 )
 
 # ------------------------------------------------------------------------------------------------------------ ppo.py
@@ -227,7 +229,8 @@ def check_frozen_targets(m, train):
     agent = train(env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
     with torch.no_grad():
         action = torch.zeros(1, 1)
-        value, target = (net(torch.zeros(1, 1), action).min().item() for net in (agent.critics, agent.target_critics))
+        value = min(critic(torch.zeros(1, 1), action).item() for critic in agent.critics)
+        target = min(critic(torch.zeros(1, 1), action).item() for critic in agent.target_critics)
     if not close(value, 1 + 0.9 * target, 0.5):
         return (
             f"where every step pays 1, and targets stay at {target:.2f} because tau is 0, Q has to be about "
@@ -244,9 +247,9 @@ hunt(
     "no difference to them, though it should make a large one.",
     check=check_frozen_targets,
     plant=Plant(
-        "update_networks",
-        "next_values = agent.target_critics(next_obs, next_actions)",
-        "next_values = agent.critics(next_obs, next_actions)",
+        "bellman_targets",
+        "next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]",
+        "next_values = [critic(batch.next_obs, next_actions) for critic in agent.critics]",
     ),
 )
 
@@ -274,11 +277,7 @@ hunt(
     hint="theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
     "parameters the policy has, the less it rises.",
     check=check_uphill,
-    plant=Plant(
-        "make_candidates",
-        "return candidates.reshape(-1, len(theta))",
-        "return candidates.swapaxes(0, 1).reshape(-1, len(theta))",
-    ),
+    plant=Plant("make_candidates", "axis=1", "axis=0"),
 )
 
 
@@ -300,7 +299,7 @@ hunt(
     hint="On CartPole-v1 the mean return of the candidates is far above what the evaluations say, from the first "
     "generation on, and all candidates seem to be nearly as good. On Pendulum-v1 nothing is wrong.",
     check=check_counting,
-    plant=Plant("play_candidates", "np.add(returns, rewards, out=returns, where=playing)", "returns += rewards"),
+    plant=Plant("play_candidates", "returns += rewards * playing", "returns += rewards"),
 )
 
 # ----------------------------------------------------------------------------------------------------------- ppod.py
@@ -424,7 +423,7 @@ hunt(
     hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0, "
     "and it is the larger, the more episodes end in a rollout.",
     check=check_memory,
-    plant=Plant("rollout", "states[i][forget] = 0", "states[i][run.reset_rows] = 0"),
+    plant=Plant("Team.sample", "buffer.masks[t]", "buffer.masks[t - 1]"),
 )
 
 # -------------------------------------------------------------------------------------------------- maddpg_matd3.py
@@ -434,6 +433,7 @@ TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_siz
 
 def check_tomorrow(m, train):
     settings = {"gamma": 0.5, "tau": 0.1, "critic_learning_rate": 1e-2, "algorithm": "maddpg"}
+    settings |= {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
     value = train(env_id="probes.Patience", total_timesteps=3000, **TEAM | settings).metrics[-1]["value_mean"]
     if not close(value, 7 / 6, 0.15):
         return (
@@ -451,9 +451,9 @@ hunt(
     "with --gamma 0 all is as it should be. critic_loss does not show it.",
     check=check_tomorrow,
     plant=Plant(
-        "update_agents",
-        "agents.values(agents.target_critics, batch.next_share_obs, ",
-        "agents.values(agents.target_critics, batch.share_obs, ",
+        "matd3_targets",
+        "agents.values(critics, batch.next_share_obs, ",
+        "agents.values(critics, batch.share_obs, ",
     ),
 )
 
@@ -475,7 +475,7 @@ hunt(
     hint="Teams with continuous actions learn as ever. Those with discrete ones do worse and worse; value_mean falls "
     "with the return, so the critic knows, and actor_loss rises as if that were what the actors want.",
     check=check_ayes,
-    plant=Plant("gumbel_softmax", "return hard + soft - soft.detach()", "return hard - soft + soft.detach()"),
+    plant=Plant("gumbel_softmax", "return hard + (soft - soft.detach())", "return hard - (soft - soft.detach())"),
 )
 
 
@@ -501,4 +501,32 @@ hunt(
     "has no effect at all; in longer ones it seems to credit the wrong steps.",
     check=check_window,
     plant=Plant("train", "rnd.rewards(buffer.obs[1:], ", "rnd.rewards(buffer.obs[:-1], "),
+)
+
+
+# -------------------------------------------------------------------------------------------------------- rainbow.py
+
+
+def check_endless(m, train):
+    off = dict.fromkeys(["double", "prioritized", "dueling", "distributional", "noisy"], False)
+    settings = SMALL_DQN | off | {"multi_step": True, "n_step": 3, "learning_rate": 0.02}
+    agent = train(env_id="Classroom/Endless-v0", total_timesteps=3000, **settings).agent
+    value = agent(tensor([[0.0]])).max().item()
+    if not close(value, 2.0, 0.2):
+        return f"a state that pays 1 in every step for ever is worth 2 with gamma 0.5; Q says {value:.2f}"
+
+
+hunt(
+    "hunt-19",
+    script="rainbow.py",
+    difficulty=2,
+    minutes=40,
+    hint="With --no-multi-step all is well. With it, q is far above what episodes return, and with a gamma near 1 it "
+    "rises to the end of the support, target_max with it. A larger --n-step makes it worse.",
+    check=check_endless,
+    plant=Plant(
+        "NStepBuffer.write",
+        "self.discounts[slot] = self.gamma ** len(window)",
+        "self.discounts[slot] = self.gamma",
+    ),
 )

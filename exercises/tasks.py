@@ -1028,11 +1028,11 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
 
-SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200, "n_step": 1,
+SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
              "end_e": 0.3, "seed": 1}  # fmt: skip
 DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2,
-                "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64), "n_step": 3,
+                "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64),
                 "target_network_frequency": 2, "tau": 0.01, "exploration_fraction": 0.16, "end_e": 0.04,
                 "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
 
@@ -1040,7 +1040,7 @@ DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 
 def learnt_q(train, env, steps, obs, **settings):
     """Q of observations, nested lists, after a short run."""
     agent = train(env_id=f"Classroom/{env}-v0", total_timesteps=steps, **SMALL_DQN | settings).agent
-    return agent.predict(tensor(obs)).tolist()
+    return agent(tensor(obs)).tolist()
 
 
 def ring(capacity, steps, reset_rows=None, truncated=None, terminated=None):
@@ -1226,8 +1226,8 @@ exercise(
     difficulty=1,
     minutes=30,
     task="write y = r + gamma max_a Q'(s', a), for all rows at once. `rewards`, `terminated` (booleans) and "
-    "`discounts` are (B,), target_q is (B, actions). Only online_q = None is asked for here; double-dqn goes on from "
-    "your solution.",
+    "`gamma`, here a discount for each row, are (B,), target_q is (B, actions). Only online_q = None is asked for "
+    "here; double-dqn goes on from your solution.",
     cases=[PLAIN_DQN],
     probe=later_q(double=False),
     learn=Learn(DQN_CARTPOLE | {"double": False}, 60.0),
@@ -1241,7 +1241,8 @@ exercise(
     difficulty=2,
     minutes=30,
     task="write the target of DQN and, where online_q is given, that of double DQN: one network chooses the action, "
-    "the other one judges it. `rewards`, `terminated` (booleans) and `discounts` are (B,), both Q are (B, actions).",
+    "the other one judges it. `rewards`, `terminated` (booleans) and `gamma`, here a discount for each row, are (B,), "
+    "both Q are (B, actions).",
     cases=[
         PLAIN_DQN,
         Case(
@@ -1280,7 +1281,7 @@ def probe_td3(m, train):
     if score < 0.9:
         return f"who Aims well gets 1; your agent gets {score:.2f}"
     with torch.no_grad():
-        value = trained.agent.critics(tensor([[1.0]]), tensor([[0.5]])).amin().item()
+        value = min(critic(tensor([[1.0]]), tensor([[0.5]])).item() for critic in trained.agent.critics)
     if not 0.7 < value < 1.3:
         return (
             f"the best action in Aim is worth 1 and ends the episode; your critics say {value:.2f}.\n"
@@ -1352,35 +1353,48 @@ exercise(
 )
 
 
+def two_networks():
+    """(target, source): networks whose only parameters are 0, 10 and 1, 20."""
+    import torch
+
+    target, source = (torch.nn.Linear(2, 1, bias=False) for _ in range(2))
+    target.weight.data[:] = tensor([[0.0, 10.0]])
+    source.weight.data[:] = tensor([[1.0, 20.0]])
+    return target, source
+
+
 def moved(*arguments):
-    """(target, source) after one call of polyak."""
+    """The parameters of (target, source) after a call of polyak with each of these tau."""
 
     def call(m):
-        target, source = tensor([0.0, 10.0]), tensor([1.0, 20.0])
+        target, source = two_networks()
         for tau in arguments:
             m.polyak(target, source, tau)
-        return target, source
+        return target.weight.data[0], source.weight.data[0]
 
     return call
 
 
 def shares_memory(m):
     """Whether the target follows its source although nobody moves it any more."""
-    target, source = tensor([0.0, 10.0]), tensor([1.0, 20.0])
+    target, source = two_networks()
     m.polyak(target, source, 1.0)
-    source += 5
-    return target
+    source.weight.data += 5
+    return target.weight.data[0]
 
 
 def probe_polyak(m, train):
+    def differ(networks, others):
+        return any(not close(p.tolist(), q.tolist(), 1e-6) for p, q in zip(networks.parameters(), others.parameters()))
+
     short = {"env_id": "Classroom/Aim-v0", "total_timesteps": 400, "policy_frequency": 1} | SMALL_TD3
     agent = train(tau=1.0, **short).agent
-    if not close(agent.critics.flat.tolist(), agent.target_critics.flat.tolist(), 1e-6):
+    if differ(agent.critics, agent.target_critics):
         return "with tau = 1 the targets are copies, but after a run your target critics differ from the critics"
     agent = train(tau=0.0, **short).agent
     args = m.Args(**short)
     fresh = m.make_agent(args, m.make_envs(args, 1))
-    if not close(agent.target_critics.flat.tolist(), fresh.critics.flat.tolist(), 1e-6):
+    if differ(agent.target_critics, fresh.critics):
         return "with tau = 0 the targets stay what they were, but after a run your target critics have moved"
 
 
@@ -1391,9 +1405,9 @@ exercise(
     blanks=("polyak",),
     difficulty=1,
     minutes=10,
-    task="move the target towards the source. Both are flat vectors of parameters, of which the network's weights are "
-    "views: the numbers have to change in place, and nothing is returned. target.lerp_(…), target.mul_(…).add_(…) and "
-    "target.copy_(…) work in place; target = … gives the name to another tensor.",
+    task="move the target towards the source. Both are networks of the same shape: zip(target.parameters(), "
+    "source.parameters()) gives the pairs. The numbers have to change in place, and nothing is returned. p.lerp_(…), "
+    "p.mul_(…).add_(…) and p.copy_(…) work in place; p = … gives the name to another tensor.",
     cases=[
         Case(
             "target 0, 10, source 1, 20, tau 0.1: (target, source) afterwards",
@@ -1532,7 +1546,7 @@ exercise(
                 ),
                 "giving equal returns the lowest of their ranks": [-1 / 6, -1 / 6, -0.5, 0.5],
             },
-            "what np.unique(…, return_inverse=True, return_counts=True) gives",
+            "how many are smaller, and how many are equal: np.searchsorted(np.sort(returns), returns, side=…) counts",
         ),
         Case(
             "standardised 1, 2, 3, 6",
@@ -1843,10 +1857,10 @@ def chunks(length, parts=2):
     """[(rows, states) of each batch]: 2 streams of 4 steps, number 10 x stream + step, states 100 more."""
 
     def call(m):
-        numbers = np.arange(4)[:, None] + 10 * np.arange(2)
-        field, states = numbers[:, :, None].astype(float), 100.0 + np.arange(5)[:, None] + 10 * np.arange(2)
-        batches = m.recurrent_batches([field], states[:, :, None], parts, length, InOrder())
-        return [(rows[:, 0], first[:, 0]) for (rows,), first in batches]
+        numbers = (np.arange(4)[:, None] + 10 * np.arange(2))[:, :, None].astype(float)
+        fields = {"obs": tensor(numbers), "masks": tensor(np.ones_like(numbers)), "rnn_states": tensor(100 + numbers)}
+        batches = m.recurrent_batches(fields, parts, length, InOrder())
+        return [(batch["obs"][:, 0], batch["rnn_states"][:, 0]) for batch in batches]
 
     return call
 
@@ -1880,11 +1894,12 @@ exercise(
     blanks=("recurrent_batches",),
     difficulty=3,
     minutes=60,
-    task="cut a rollout into chunks for a recurrent network. Fields are arrays (T, S, …): time, streams. Each stream "
-    "is cut into chunks of L = `length` steps, numbered stream by stream; rng.permutation(their number) shuffles them, "
-    "and np.array_split makes num_mini_batch parts. Of each part yield ([rows (L·C, …) of each field], states (C, …)): "
-    "rows are time-major, all first steps before all second ones (`merge` joins two axes), and states, of which there "
-    "are T + 1 rows, are those before each chunk's first step. A length that does not divide T is a ValueError.",
+    task="cut a rollout into chunks for a recurrent network. `fields` is a dict of tensors (T, S, …): time, streams. "
+    "Each stream is cut into chunks of L = `length` steps, numbered stream by stream; rng.permutation(their number) "
+    "shuffles them, and they are dealt out into num_mini_batch parts, as tensor_split does it. Of each part of C "
+    "chunks yield a dict of the fields' rows (L·C, …), time-major: all first steps before all second ones. But of "
+    "fields whose name begins with rnn_states the batch has the first step of each chunk alone, (C, …). A length that "
+    "does not divide T is a ValueError.",
     cases=[
         Case(
             "two streams of four steps, numbered 0, 1, 2, 3 and 10, 11, 12, 13, states 100 more; chunks of two steps, "
@@ -2033,4 +2048,287 @@ exercise(
     ],
     probe=probe_windows,
     learn=Learn(PARTICLES | {"n_step": 3}, -46.0),
+)
+
+# -------------------------------------------------------------------------------------------------------- rainbow.py
+
+ALL_OFF = dict.fromkeys(["double", "prioritized", "dueling", "multi_step", "distributional", "noisy"], False)
+SMALL_RAINBOW = ALL_OFF | SMALL_DQN | {"v_min": -1.0, "v_max": 3.0, "num_atoms": 21}
+RAINBOW_CARTPOLE = ALL_OFF | {"env_id": "CartPole-v1", "total_timesteps": 30_000, "num_envs": 4, "train_frequency": 64,
+                              "gradient_steps": 32, "batch_size": 64, "hidden_sizes": (64, 64), "v_min": 0.0,
+                              "target_network_frequency": 128, "exploration_fraction": 0.16, "end_e": 0.04,
+                              "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
+
+
+def rainbow_q(env, obs, expected, steps, **settings):
+    """A probe: Q of observations after a short run."""
+
+    def probe(m, train):
+        agent = train(env_id=f"Classroom/{env}-v0", total_timesteps=steps, **SMALL_RAINBOW | settings).agent
+        q = agent(tensor(obs)).tolist()
+        if not close(q, expected, 0.2):
+            rounded = [[round(value, 2) for value in row] for row in q]
+            return f"{env} has the values {expected} with gamma 0.5; yours are {rounded}"
+
+    return probe
+
+
+def windows_of(*steps):
+    """Rows (obs, reward, next_obs, terminated, discount) of what a buffer with n = 3 and gamma 0.5 holds, by obs.
+
+    A step is (rewards of the environments, a letter for each: t terminated, c truncated, r only reset, - nothing).
+    """
+
+    def call(m):
+        N = len(steps[0][0])
+        buffer = m.NStepBuffer(20, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), num_envs=N, n_step=3, gamma=0.5)
+        for rewards, letters in steps:
+            obs = np.array(rewards, np.float32)[:, None]
+            flags = [np.array([letter == kind for letter in letters]) for kind in "tcr"]
+            buffer.add(obs, np.ones((N, 1), np.int64), obs[:, 0], *flags, obs + 0.5)
+        columns = buffer.obs[:, 0], buffer.rewards, buffer.next_obs[:, 0], buffer.terminated, buffer.discounts
+        return sorted([float(x) for x in row] for row in list(zip(*columns))[: buffer.size])
+
+    return call
+
+
+ROWS = "rows (obs, reward, next_obs, terminated, discount)"
+
+exercise(
+    "n-step",
+    topic="n-step targets, made while playing",
+    script="rainbow.py",
+    blanks=("NStepBuffer.add", "NStepBuffer.write"),
+    difficulty=3,
+    minutes=60,
+    task="put n steps together into one transition, and store it. add gets a step of all environments: append (obs, "
+    "action, reward) of environment i to self.windows[i], a deque of the steps whose windows are open, unless it is a "
+    "reset row. When there are self.n_step of them, the first one's window closes: give the deque to write, and take "
+    "its first step off. Where an episode ends, terminated or truncated, all open windows close, each with what it "
+    "has. write puts one transition into slot self.position and moves on: obs and action of the first step, the "
+    "discounted sum of the rewards, the next_obs and terminated that it is given, and in self.discounts gamma^k for k "
+    "rewards. It returns the slot; add returns an array of all slots, having told self.tree.add if there is a tree.",
+    cases=[
+        Case(
+            f"one environment, rewards 1, 2, 3 (which are the observations as well), nothing ends: {ROWS}",
+            windows_of(([1], "-"), ([2], "-"), ([3], "-")),
+            [[1, 2.75, 3.5, 0, 0.125]],  # 1 + 0.5 x 2 + 0.25 x 3, then 0.5^3
+            {
+                "summing rewards without discounting them": [[1, 6, 3.5, 0, 0.125]],
+                "bootstrapping with gamma, as after one step": [[1, 2.75, 3.5, 0, 0.5]],
+                "storing the observation of the window's last step": [[3, 2.75, 3.5, 0, 0.125]],
+                "storing windows before they close": lambda rows: len(rows) == 3,
+            },
+            "what is known when the third step has been taken, and of which of the three",
+        ),
+        Case(
+            f"rewards 1, 2, and the second step terminates: {ROWS}",
+            windows_of(([1], "-"), ([2], "t")),
+            [[1, 2, 2.5, 1, 0.25], [2, 2, 2.5, 1, 0.5]],
+            {
+                "losing the windows that the end of the episode cuts short": lambda rows: len(rows) == 0,
+                "storing only the longest of the windows that close": lambda rows: len(rows) == 1,
+                "discounting by gamma^n, however few rewards there were": [
+                    [1, 2, 2.5, 1, 0.125],
+                    [2, 2, 2.5, 1, 0.125],
+                ],
+                "forgetting that nothing follows": [[1, 2, 2.5, 0, 0.25], [2, 2, 2.5, 0, 0.5]],
+            },
+            "what happens to all windows that are open when an episode ends",
+        ),
+        Case(
+            f"rewards 1, 2, and the second step is truncated; a reset row with 9; then 4, which terminates: {ROWS}",
+            windows_of(([1], "-"), ([2], "c"), ([9], "r"), ([4], "t")),
+            [[1, 2, 2.5, 0, 0.25], [2, 2, 2.5, 0, 0.5], [4, 4, 4.5, 1, 0.5]],
+            {
+                "storing truncation as termination": lambda rows: rows[0][1] == 2 and rows[0][3] == 1,
+                "going on into the next episode": lambda rows: rows[0][1] == 3,  # 1 + 0.5 x 2 + 0.25 x 4
+                "taking the reset row for a step": lambda rows: rows[-1][0] == 9,
+            },
+            "which steps belong to the episode",
+        ),
+        Case(
+            f"two environments with rewards 1, 2, 3 and 10, 20; the second terminates in its second step: {ROWS}",
+            windows_of(([1, 10], "--"), ([2, 20], "-t"), ([3, 99], "-r")),
+            [[1, 2.75, 3.5, 0, 0.125], [10, 20, 20.5, 1, 0.25], [20, 20, 20.5, 1, 0.5]],
+            {"mixing steps of several environments": lambda rows: rows[0][1] > 3},
+            "whose window it is",
+        ),
+    ],
+    probe=rainbow_q("Endless", [[0.0]], [[2.0, 2.0]], 3000, multi_step=True, learning_rate=0.02),
+    learn=Learn(RAINBOW_CARTPOLE | {"multi_step": True}, 60.0),
+)
+
+
+def projected(*rows):
+    """project on the support 0, 1, 2, 3, 4 of rows (reward, terminated, gamma, probabilities)."""
+
+    def call(m):
+        import torch
+
+        rewards, terminated, gamma, probs = zip(*rows)
+        step = tensor(rewards), torch.tensor(terminated), tensor(gamma)
+        return m.project(*step, tensor(probs), tensor([0.0, 1, 2, 3, 4]))
+
+    return call
+
+
+CERTAIN = [[0.0] * i + [1.0] + [0.0] * (4 - i) for i in range(5)]  # each of the atoms for certain
+
+exercise(
+    "project",
+    topic="the projection of C51",
+    script="rainbow.py",
+    blanks=("project",),
+    difficulty=3,
+    minutes=60,
+    task="share out the probabilities of y = r + gamma z among the atoms of the support. rewards, terminated "
+    "(booleans) and gamma are (B,), probs is (B, atoms): those of the returns z, which are the support's; the result "
+    "is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the more, the "
+    "nearer it is: at a quarter of the way from 1 to 2, three quarters go to 1. A loop over atoms is fine.",
+    cases=[
+        Case(
+            "support 0, 1, 2, 3, 4, z is 1 for certain, r = 1, gamma 1",
+            projected((1.0, False, 1.0, CERTAIN[1])),
+            [[0, 0, 1, 0, 0]],
+            {
+                "losing the probability where y falls on an atom: floor and ceiling are the same there": [[0] * 5],
+                "giving more to the atom that is further away": [[0, 0, 0, 1, 0]],
+                "forgetting the reward": [[0, 1, 0, 0, 0]],
+            },
+            "the case in which y is an atom itself",
+        ),
+        Case(
+            "support 0, 1, 2, 3, 4, z is 2 for certain, r = 0.25, gamma 0.5",
+            projected((0.25, False, 0.5, CERTAIN[2])),
+            [[0, 0.75, 0.25, 0, 0]],  # y = 1.25
+            {
+                "giving all of it to the atom below": [[0, 1, 0, 0, 0]],
+                "giving half to each of the two atoms": [[0, 0.5, 0.5, 0, 0]],
+                "forgetting the discount": [[0, 0, 0.75, 0.25, 0]],
+            },
+            "how far y is from the atoms below and above it",
+        ),
+        Case(
+            "support 0, 1, 2, 3, 4, gamma 0.5: z is 4 and r = 5; z is 0 and r = -2",
+            projected((5.0, False, 0.5, CERTAIN[4]), (-2.0, False, 0.5, CERTAIN[0])),
+            [[0, 0, 0, 0, 1], [1, 0, 0, 0, 0]],
+            {"losing what lies beyond the ends": [[0] * 5, [0] * 5]},
+            "a y that is no return of the support",
+        ),
+        Case(
+            "support 0, 1, 2, 3, 4, z is 2 for certain, r = 1.5, gamma 0.5, terminated",
+            projected((1.5, True, 0.5, CERTAIN[2])),
+            [[0, 0.5, 0.5, 0, 0]],  # y = 1.5
+            {
+                "going on after termination": [[0, 0, 0.5, 0.5, 0]],  # 1.5 + 0.5 x 2
+                "removing the reward of a terminated transition as well": [[1, 0, 0, 0, 0]],
+            },
+            "what y is if nothing follows",
+        ),
+        Case(
+            "support 0, 1, 2, 3, 4, z is 4 for certain, r = 0, gamma 0.5 in one row and 0.25 in another",
+            projected((0.0, False, 0.5, CERTAIN[4]), (0.0, False, 0.25, CERTAIN[4])),
+            [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0]],
+            {"taking one discount for all rows": [[0, 0, 1, 0, 0]] * 2},
+            "gamma, of which each row has its own",
+        ),
+        Case(
+            "support 0, 1, 2, 3, 4 with probabilities 0.4, 0, 0.2, 0, 0.4, r = 0.5, gamma 0.5",
+            projected((0.5, False, 0.5, [0.4, 0.0, 0.2, 0.0, 0.4])),
+            [[0.2, 0.3, 0.3, 0.2, 0]],  # y = 0.5, 1.5, 2.5: half of 0.4, 0.2 and 0.4 to either side
+            {"keeping only the last of several shares that meet in an atom": lambda m: sum(m[0]) < 0.9},
+            "what two returns give to the same atom",
+        ),
+    ],
+    probe=rainbow_q("Later", [[0.0], [1.0]], [[0.5, 0.5], [0.0, 1.0]], 4000, distributional=True),
+    learn=Learn(RAINBOW_CARTPOLE | {"distributional": True}, 60.0),
+)
+
+
+def tree_of(*priorities):
+    """A SumTree of four slots into which these lists of {slot: priority} have been written, one after the other."""
+
+    def make(m):
+        tree = m.SumTree(4, 1.0)
+        for written in priorities:
+            tree.write(np.array(list(written)), np.array(list(written.values()), float))
+        return tree
+
+    return make
+
+
+def tree_nodes(*priorities):
+    """Its nodes, but for node 0."""
+    return lambda m: tree_of(*priorities)(m).nodes[1:]
+
+
+def drawn(part, batch_size, beta):
+    """Slots (part 0) or weights (part 1) drawn from priorities 2, 4, 8, 2, each from the middle of its share."""
+
+    def call(m):
+        middle = SimpleNamespace(random=lambda size=None: 0.5 if size is None else np.full(size, 0.5))
+        return tree_of({0: 2, 1: 4, 2: 8, 3: 2})(m).sample(batch_size, middle, beta)[part]
+
+    return call
+
+
+PRIORITIES = "priorities 2, 4, 8, 2, every random number 0.5"
+
+exercise(
+    "priorities",
+    topic="prioritised sampling, with a sum tree",
+    script="rainbow.py",
+    blanks=("SumTree.write", "SumTree.sample"),
+    difficulty=3,
+    minutes=60,
+    task="write the tree that the drawing shows. self.nodes is an array, slot s is node self.leaves + s, and node 1 is "
+    "the sum of all. write sets the priorities (an array, or one number) of an array of slots, and the sums above "
+    "them. sample divides the sum of all into batch_size equal parts, takes a number from each (rng.random(batch_size) "
+    "gives numbers from 0 to 1), and follows each number down the tree to its slot. With it go the weights p^-beta, "
+    "divided by the largest of the batch, float32. Loops over the batch are fine. A number that rounding has made too "
+    "large must not lead to a slot with priority 0.",
+    cases=[
+        Case(
+            "priorities 1, 2, 0, 5 written into four slots: nodes 1 to 7",
+            tree_nodes({0: 1, 1: 2, 2: 0, 3: 5}),
+            [8, 3, 5, 1, 2, 0, 5],
+            {"leaving all sums but those above the leaves as they were": lambda nodes: nodes[0] == 0},
+            "how far up the sums change",
+        ),
+        Case(
+            "then 4 is written into slot 1, which had 2",
+            tree_nodes({0: 1, 1: 2, 2: 0, 3: 5}, {1: 4}),
+            [10, 5, 5, 1, 4, 0, 5],
+            {"adding the new priority to the sums without taking the old one off": [12, 7, 5, 1, 4, 0, 5]},
+            "a slot that had a priority before",
+        ),
+        Case(
+            f"{PRIORITIES}, eight draws, one from each part: the slots",
+            drawn(0, 8, 0.5),
+            [0, 1, 1, 2, 2, 2, 2, 3],  # numbers 1, 3, 5, …, 15; slots end at 2, 6, 14, 16
+            {
+                "keeping the whole number on the way to the right, where the sum on the left has to be taken off": (
+                    lambda slots: close(slots, [0, 1, 1, 2, 3, 3, 3, 3])
+                ),
+                "turning left where it should be right": lambda slots: slots[0] == 3 and slots[-1] == 0,
+                "taking all numbers from the whole sum, not each from its own part": [2] * 8,  # 8 of 16
+            },
+            "one number and its way down, with pencil and paper",
+        ),
+        Case(
+            f"{PRIORITIES}, eight draws, beta 0.5: the weights",
+            drawn(1, 8, 0.5),
+            [1, 0.5**0.5, 0.5**0.5, 0.5, 0.5, 0.5, 0.5, 1],  # (p / 2)^-0.5
+            {
+                "leaving the weights out": [1] * 8,
+                "giving the larger weights to what is drawn more often": lambda w: w[0] < w[1] < w[3],
+                "not dividing by the largest weight": lambda w: w[0] != 1 and close(w[0] / w[3], 2.0),
+                "forgetting beta": [1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 1],
+            },
+            "section 3.4 of the paper: what is drawn twice as often should count half as much, if beta is 1",
+        ),
+    ],
+    probe=rainbow_q("Later", [[0.0], [1.0]], [[0.5, 0.5], [0.0, 1.0]], 4000, prioritized=True),
+    learn=Learn(RAINBOW_CARTPOLE | {"prioritized": True}, 60.0),
 )

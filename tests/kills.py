@@ -1,51 +1,44 @@
 """Kill a run again and again, resume it each time, and compare what it leaves behind with an unbroken run, bit for bit.
 
     python tests/kills.py ppo.py                                        # the names of the configurations
-    python tests/kills.py ppo.py LunarLander --kills 30 --seed 1
+    python tests/kills.py ppo.py LunarLander --kills 20 --seed 1
 
 The moments are drawn at random: the first two before the first checkpoint, the others up to two checkpoints after the
 run was resumed. Prints one line; exit code 1 if weights, figures, evaluations, checkpoints or the list of files differ.
-The tests in tests/runs use the functions below.
+The verdict is kept in benchmarks/results/kills.json, one for each script and configuration. The configurations are
+`kills` in script_table.py; the tests in tests/runs use the functions below.
 """
 
 import argparse
 import csv
-import importlib.util
+import hashlib
+import importlib
 import json
 import os
+import platform
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 HERE = Path(__file__).parent
-FEW = "--num-minibatches 2 --update-epochs 2 --eval-episodes 2 --no-progress --total-timesteps 20000"
-SMALL = f"{FEW} --num-envs 4 --num-steps 32 --checkpoint-every 800"
-IMAGES = f"{FEW} --update-epochs 1 --num-envs 2 --num-steps 16 --total-timesteps 800 --checkpoint-every 64"
-PONG = "--env-id ALE/Pong-v5 --max-episode-steps 100"
-LIT = """--env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_last"}"""
-CONFIGURATIONS = {
-    "ppo.py": {
-        "CartPole": f"--env-id CartPole-v1 {SMALL}",
-        "LunarLander": f"--env-id LunarLander-v3 {SMALL}",
-        "BipedalWalker": f"--env-id BipedalWalker-v3 --max-episode-steps 300 {SMALL}",
-        "V-trace": f"--env-id Pendulum-v1 --estimator vtrace --normalize-obs --normalize-reward {SMALL}",
-        "images": f"{PONG if importlib.util.find_spec('ale_py') else LIT} {IMAGES}",
-        "own wrapper": f"--env-id run_envs:Unclean-v0 --wrappers run_envs.Own --normalize-obs {SMALL}",
-    }
-}
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "runs")]
+from script_table import SCRIPTS  # noqa: E402
+
+RESULTS = HERE.parent / "benchmarks/results/kills.json"
 
 
 def surroundings(**extra):
     """Environment variables of a run: threads that sleep while they wait, no window, no CUDA device, our modules."""
-    path = os.pathsep.join([str(HERE / "runs"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE / "runs"), str(HERE), os.environ.get("PYTHONPATH", "")])
     own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "SDL_VIDEODRIVER": "dummy"}
     return os.environ | own | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path} | extra
 
@@ -65,9 +58,9 @@ def shell(folder, *line, code=0, **variables):
 
 
 def given_again(flags):
-    """Those flags that name code of ours: a run folder may not ask for it, so --resume needs them again."""
+    """Those flags that name code of the tests: a run folder may not ask for it, so --resume needs them again."""
     pairs = zip(flags, flags[1:])
-    return [word for flag, value in pairs if flag in ("--env-id", "--wrappers") and "run_envs" in value
+    return [word for flag, value in pairs if flag in ("--env-id", "--wrappers") and "_envs" in value
             for word in (flag, value)]  # fmt: skip
 
 
@@ -83,15 +76,20 @@ def table(path):
     return [[row[i] for i in kept] for row in [header, *rows]]
 
 
-def torch_file(path):
+def saved(path, script):
     """A file of weights, or a checkpoint without its times (and metrics.csv, which is compared by itself)."""
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = script.read_state(path)
     if "run" in state:
         step, seconds, episodes, evaluations, _ = state["run"]
         assert seconds > 0
         without_times = [(step, *scores) for step, _, *scores in evaluations]
         state["run"] = {"step": step, "episodes": episodes, "evaluations": without_times}
     return state
+
+
+def script_of(run):
+    """The module of the script that made this run folder."""
+    return importlib.import_module(json.loads((run / "config.json").read_text())["script"])
 
 
 def summary(path):
@@ -101,9 +99,11 @@ def summary(path):
 
 
 def difference(one, other, where):
-    """Where two nests of dicts, sequences and tensors differ first, or ""."""
+    """Where two nests of dicts, sequences, tensors and arrays differ first, or ""."""
     if type(one) is not type(other):
         return f"{where}: {type(one)}, {type(other)}"
+    if isinstance(one, np.ndarray):
+        return "" if one.dtype == other.dtype and np.array_equal(one, other) else where
     if isinstance(one, torch.Tensor):
         return "" if one.dtype == other.dtype and torch.equal(one, other) else where
     if isinstance(one, dict):
@@ -125,9 +125,10 @@ def run_difference(one, other):
     files = [sorted(str(path.relative_to(run)) for path in run.rglob("*")) for run in (one, other)]
     if files[0] != files[1]:
         return f"files: {sorted(set(files[0]) ^ set(files[1]))}"
+    script = script_of(one)
     readers = {"metrics.csv": table, "evaluations.csv": table, "summary.json": summary}
     for name in files[0]:
-        read = torch_file if name.endswith(".pt") else readers.get(name)
+        read = partial(saved, script=script) if name.endswith(script.STATE) else readers.get(name)
         if read and (found := difference(read(one / name), read(other / name), name)):
             return found
     return ""
@@ -151,10 +152,9 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
     it at work, and how many of these came before its first checkpoint.
     """
     number, between = checkpoints(unbroken)
-    ending = next(unbroken.glob("checkpoint.*")).suffix
     written, seen = 0, 0  # checkpoints so far, and when the last was written
     rng = random.Random(seed)
-    config, checkpoint = folder / run / "config.json", folder / run / f"checkpoint{ending}"
+    config, checkpoint = folder / run / "config.json", folder / run / f"checkpoint{script_of(unbroken).STATE}"
     done, early = 0, 0
     while True:
         stamp = config.stat().st_mtime_ns if config.exists() else 0
@@ -164,9 +164,7 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
             if done < kills:
                 while process.poll() is None and not (config.exists() and config.stat().st_mtime_ns != stamp):
                     time.sleep(0.002)  # until it has made, or put back, its folder
-                share = (
-                    0.8 * number * (done + 1) / kills
-                )  # of its checkpoints: the last kill must still find it at work
+                share = 0.8 * number * (done + 1) / kills  # of its checkpoints: the last kill must find it at work
                 due = time.time() + rng.uniform(0, between if done < 2 or written > share else 2 * between)
                 while process.poll() is None and time.time() < due:
                     time.sleep(0.002)
@@ -185,18 +183,26 @@ def kill_and_resume(folder, script, run, flags, kills, unbroken, seed=0):
         early += not checkpoint.exists()
 
 
+def keep(script, name, **result):
+    """Put a verdict into RESULTS, beside those of other scripts and configurations."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results.setdefault(script, {})[name] = result
+    ordered = {script: dict(sorted(results[script].items())) for script in sorted(results)}
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
 def main():
-    """Run one configuration; print the verdict."""
+    """Run one configuration; print the verdict, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("script", choices=CONFIGURATIONS)
+    parser.add_argument("script", choices=SCRIPTS)
     parser.add_argument("name", nargs="?", help="a configuration of the script; without it, all are listed")
-    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the moments; the run has the seed 1")
     args = parser.parse_args()
-    known = CONFIGURATIONS[args.script]
+    known = SCRIPTS[args.script].kills
     if args.name not in known:
         sys.exit("\n".join(f"{name}: {flags}" for name, flags in known.items()))
-    flags = known[args.name].split()
+    flags = ["--no-progress", *known[args.name].split()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(HERE.parent / args.script, folder)
@@ -204,10 +210,25 @@ def main():
         done, early = kill_and_resume(folder, args.script, "killed", flags, args.kills, folder / "unbroken", args.seed)
         number, _ = checkpoints(folder / "unbroken")
         found = run_difference(folder / "unbroken", folder / "killed")
-    (env_id,) = re.findall(r"--env-id (\S+)", known[args.name])
+        versions = json.loads((folder / "unbroken/config.json").read_text())["versions"]
+        text = hashlib.sha256((folder / args.script).read_bytes()).hexdigest()[:12]
+    shown = " ".join(flags[1:]).replace(f"{HERE.parent}/", "")
     verdict = f"DIFFERENT, {found}" if found else "the same, bit for bit"
     kills = f"{done} kills, {early} before the first of {number} checkpoints"
-    print(f"{args.script}, {args.name} ({env_id}): {kills}: {verdict}")
+    print(f"{args.script}, {args.name} ({shown}): {kills}: {verdict}")
+    keep(
+        args.script,
+        args.name,
+        flags=shown,
+        kills=done,
+        before_the_first_checkpoint=early,
+        checkpoints=number,
+        verdict=verdict,
+        seed=args.seed,
+        sha256_of_the_script=text,
+        versions=versions,
+        machine=f"{platform.machine()}, {os.cpu_count()} cores",
+    )
     sys.exit(bool(found) or done < args.kills)
 
 

@@ -196,13 +196,13 @@ def sample(self, batch_size, rng):
 ReplayBuffer.add, ReplayBuffer.sample = add, sample
 """,
     "double-dqn": """
-def td_targets(rewards, terminated, discounts, target_q, online_q=None):
+def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     alive = 1 - terminated.float()
     if online_q is None:
         future = target_q.max(1).values
     else:
         future = target_q[torch.arange(len(target_q)), online_q.argmax(1)]
-    return rewards + discounts * alive * future
+    return rewards + gamma * alive * future
 """,
     "td3-target": """
 def smoothed(actions, noise, clip):
@@ -215,7 +215,8 @@ def critic_targets(rewards, next_values, terminated, gamma):
 """,
     "polyak": """
 def polyak(target, source, tau):
-    target.mul_(1 - tau).add_(tau * source)
+    for p, q in zip(target.parameters(), source.parameters()):
+        p.data.mul_(1 - tau).add_(tau * q.data)
 """,
     "es-update": """
 def make_candidates(theta, noise, sigma):
@@ -289,16 +290,20 @@ ValueNorm.update, ValueNorm.mean_and_std = update, mean_and_std
 ValueNorm.normalize, ValueNorm.denormalize = normalize, denormalize
 """,
     "chunks": """
-def recurrent_batches(fields, states, num_mini_batch, length, rng):
-    T, S = fields[0].shape[:2]
+def recurrent_batches(fields, num_mini_batch, length, rng):
+    T, S = fields["masks"].shape[:2]
     if T % length != 0:
         raise ValueError("does not divide")
     places = [(s, t) for s in range(S) for t in range(0, T, length)]
     for ids in np.array_split(rng.permutation(len(places)), num_mini_batch):
         part = [places[i] for i in ids]
-        rows = [np.array([x[t + k, s] for k in range(length) for s, t in part]) for x in fields]
-        first = np.array([states[t, s] for s, t in part])
-        yield rows, first
+        batch = {}
+        for name, x in fields.items():
+            if name.startswith("rnn_states"):
+                batch[name] = torch.stack([x[t, s] for s, t in part])
+            else:
+                batch[name] = torch.stack([x[t + k, s] for k in range(length) for s, t in part])
+        yield batch
 """,
     "windows": """
 def windows(self, t, e):
@@ -344,6 +349,82 @@ def scale(self, novelty, reset_rows, gamma):
 
 RND.scale = scale
 """
+SOUND["n-step"] = """
+def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
+    slots = []
+    for n in range(len(rewards)):
+        if reset_rows[n]:
+            continue
+        window = self.windows[n]
+        window.append((obs[n].copy(), actions[n], rewards[n]))
+        over = terminated[n] or truncated[n]
+        steps = list(window)
+        starts = range(len(steps)) if over else range(len(steps) - self.n_step + 1)
+        for first in starts:
+            slots.append(self.write(steps[first:], next_obs[n], terminated[n]))
+            window.popleft()
+    slots = np.array(slots, int)
+    if self.tree:
+        self.tree.add(slots)
+    return slots
+
+def write(self, window, next_obs, terminated):
+    slot = self.position
+    total, discount = 0.0, 1.0
+    for _, _, reward in window:
+        total += discount * reward
+        discount *= self.gamma
+    self.obs[slot], self.actions[slot] = window[0][:2]
+    self.rewards[slot], self.discounts[slot] = total, discount
+    self.next_obs[slot], self.terminated[slot] = next_obs, terminated
+    self.position = (slot + 1) % self.capacity
+    self.size = min(self.size + 1, self.capacity)
+    return slot
+
+NStepBuffer.add, NStepBuffer.write = add, write
+"""
+SOUND["project"] = """
+def project(rewards, terminated, gamma, probs, support):
+    low, high = support[0].item(), support[-1].item()
+    distance = (high - low) / (len(support) - 1)
+    projected = torch.zeros_like(probs)
+    for b in range(len(rewards)):
+        for p, z in zip(probs[b], support.tolist()):
+            future = 0.0 if terminated[b] else gamma[b].item() * z
+            y = min(max(rewards[b].item() + future, low), high)
+            place = (y - low) / distance
+            below = min(int(place), len(support) - 2)
+            up = place - below
+            projected[b, below] += p * (1 - up)
+            projected[b, below + 1] += p * up
+    return projected
+"""
+SOUND["priorities"] = """
+def write(self, slots, priorities):
+    for slot, p in zip(slots, np.broadcast_to(priorities, len(slots))):
+        node = slot + self.leaves
+        self.nodes[node] = p
+        while node > 1:
+            node //= 2
+            self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
+
+def sample(self, batch_size, rng, beta):
+    numbers = (np.arange(batch_size) + rng.random(batch_size)) / batch_size * self.nodes[1]
+    slots = []
+    for number in numbers:
+        node = 1
+        while node < self.leaves:
+            node *= 2
+            if number >= self.nodes[node] and self.nodes[node + 1] > 0:
+                number -= self.nodes[node]
+                node += 1
+        slots.append(node - self.leaves)
+    chances = self.nodes[self.leaves + np.array(slots)] / self.nodes[1]
+    weights = (1 / chances) ** beta
+    return np.array(slots), (weights / weights.max()).astype(np.float32)
+
+SumTree.write, SumTree.sample = write, sample
+"""
 
 FLAGS = "dead, over = terminated, terminated | truncated"
 OVER, DEAD = "over = terminated | truncated", "* ~terminated\n"
@@ -354,16 +435,16 @@ CLIPPED_MEAN = (
 RAW_ENTROPY = "[-(self.raw.softmax(-1) * self.raw.log_softmax(-1)).sum(-1)]"
 ENTROPY = "[-(p.exp() * p).sum(-1) for p in self.log_probs]"
 SLOT = "slot = self.position\n"
-FUTURE = "discounts * alive * future"
+FUTURE = "gamma * alive * future"
 PLACES = "[(s, t) for s in range(S) for t in range(0, T, length)]"
 DQN_MISTAKES = [
-    ("bootstrapping after termination", FUTURE, "discounts * future"),
+    ("bootstrapping after termination", FUTURE, "gamma * future"),
     ("forgetting the discounts", FUTURE, "alive * future"),
     ("taking the lowest value", "target_q.max(1)", "target_q.min(1)"),
     ("taking the mean value", "target_q.max(1).values", "target_q.mean(1)"),
-    ("removing the reward", f"rewards + {FUTURE}", "alive * (rewards + discounts * future)"),
+    ("removing the reward", f"rewards + {FUTURE}", "alive * (rewards + gamma * future)"),
     ("adding shapes (B,)", "target_q.max(1).values", "target_q.max(1, keepdim=True).values"),
-    ("taking one discount for all", FUTURE, "discounts[0] * alive * future"),
+    ("taking one discount for all", FUTURE, "gamma[0] * alive * future"),
 ]
 # exercise: [(how the message begins, what stands in SOUND, what is put in its place, and so on)]
 WRONG = {
@@ -619,18 +700,14 @@ WRONG = {
         ("forgetting the discount", "gamma * (1", "(1"),
     ],
     "polyak": [
-        (
-            "not changing the target",
-            "target.mul_(1 - tau).add_(tau * source)",
-            "target = (1 - tau) * target + tau * source",
-        ),
-        ("exchanging tau", "    target.mul_", "    tau = 1 - tau; target.mul_"),
-        ("moving the source", "    target.mul_", "    target, source = source, target; target.mul_"),
+        ("not changing the target", "p.data.mul_(1 - tau).add_(tau * q.data)", "p = (1 - tau) * p + tau * q"),
+        ("exchanging tau", "    for p", "    tau = 1 - tau\n    for p"),
+        ("moving the source", "    for p", "    target, source = source, target\n    for p"),
         ("adding a share", ".mul_(1 - tau)", ""),
         (
             "letting target and source share",
-            "    target.mul_(1 - tau).add_(tau * source)",
-            "    _ = target.set_(source) if tau == 1 else target.lerp_(source, tau)",
+            "        p.data.mul_",
+            "        if tau == 1:\n            p.data = q.data\n            continue\n        p.data.mul_",
         ),
     ],
     "es-update": [
@@ -722,14 +799,14 @@ WRONG = {
             "for k in range(length) for s, t in part",
             "for s, t in part for k in range(length)",
         ),
-        ("cutting across streams", "x[t + k, s]", "x.reshape(T * S, -1)[s * T + t + k]"),
+        ("cutting across streams", "x[t + k, s]", "x.flatten(0, 1)[s * T + t + k]"),
         ("numbering the chunks time", PLACES, "[(s, t) for t in range(0, T, length) for s in range(S)]"),
-        ("giving every chunk the state of", "[states[t, s]", "[states[0, s]"),
-        ("giving the state after", "[states[t, s]", "[states[t + length - 1, s]"),
+        ("giving every chunk the state of", "[x[t, s]", "[x[0, s]"),
+        ("giving the state after", "[x[t, s]", "[x[t + length - 1, s]"),
         (
             "giving a state for each row",
-            "[states[t, s] for s, t in part]",
-            "[states[t, s] for s, t in part for _ in range(length)]",
+            "[x[t, s] for s, t in part]",
+            "[x[t, s] for s, t in part for _ in range(length)]",
         ),
         ("losing the steps", "if T % length != 0:", "T -= T % length\n    if False:"),
     ],
@@ -754,6 +831,60 @@ WRONG = {
 }
 
 
+WRONG |= {
+    "n-step": [
+        ("summing rewards without", "total += discount * reward", "total += reward"),
+        ("bootstrapping with gamma, as", "= total, discount", "= total, self.gamma"),
+        ("storing the observation of the window's last", "window[0][:2]", "window[-1][:2]"),
+        ("storing windows before", "range(len(steps) - self.n_step + 1)", "[0]"),
+        ("losing the windows", "range(len(steps)) if over else ", ""),
+        ("storing only the longest", "range(len(steps)) if over", "range(1) if over"),
+        ("discounting by gamma^n", "= total, discount", "= total, self.gamma**self.n_step"),
+        ("forgetting that nothing", "next_obs[n], terminated[n]", "next_obs[n], False"),
+        ("storing truncation", "next_obs[n], terminated[n]", "next_obs[n], over"),
+        ("going on into the next", "over = terminated[n] or truncated[n]", "over = terminated[n]"),
+        ("taking the reset row", "if reset_rows[n]:", "if False:"),
+        ("mixing steps", "window = self.windows[n]", "window = self.windows[0]"),
+    ],
+    "project": [
+        ("losing the probability where", "p * (1 - up)", "p * (1 - up) * (up > 0)"),
+        ("giving more to the atom that is further", "up = place - below", "up = 1 - place + below"),
+        ("forgetting the reward", "rewards[b].item() + future", "future"),
+        ("giving all of it to the atom below", "up = place - below", "up = 0.0"),
+        ("giving half", "up = place - below", "up = (place - below) and 0.5"),
+        ("forgetting the discount", "gamma[b].item() * z", "z"),
+        (
+            "losing what lies beyond",
+            "min(max(rewards[b].item() + future, low), high)",
+            "rewards[b].item() + future\n            if not low <= y <= high:\n                continue",
+        ),
+        ("going on after", "0.0 if terminated[b] else ", ""),
+        ("removing the reward", "rewards[b].item() + future", "rewards[b].item() * (not terminated[b]) + future"),
+        ("taking one discount", "gamma[b]", "gamma[0]"),
+        (
+            "keeping only the last",
+            "projected[b, below] += p * (1 - up)",
+            "projected[b, below] = p * (1 - up) if p > 0 else projected[b, below]",
+        ),
+    ],
+    "priorities": [
+        ("leaving all sums", "while node > 1:", "if node > 1:"),
+        ("adding the new priority", "= self.nodes[2 * node] + self.nodes[2 * node + 1]", "+= p"),
+        ("keeping the whole number", "number -= self.nodes[node]", "pass"),
+        ("turning left", "number >= self.nodes[node]", "number < self.nodes[node]"),
+        (
+            "taking all numbers",
+            "(np.arange(batch_size) + rng.random(batch_size)) / batch_size",
+            "rng.random(batch_size)",
+        ),
+        ("leaving the weights out", "** beta", "** 0"),
+        ("giving the larger weights", "(1 / chances)", "chances"),
+        ("not dividing", "weights / weights.max()", "weights"),
+        ("forgetting beta", "** beta", "** 1"),
+    ],
+}
+
+
 def wrong_solution(name, changes):
     """SOUND[name] with these changes; each text that is to be changed stands in it once."""
     source = SOUND[name]
@@ -773,7 +904,9 @@ def solved(name, solution):
 
 def test_the_table_has_what_it_should():
     """Fails if a script has no exercise or no hunt, or an exercise no known mistakes."""
-    scripts = {f"{name}.py" for name in "ppo ppo_masked ppod dqn ddpg_td3 es qlearning mappo maddpg_matd3".split()}
+    scripts = {
+        f"{name}.py" for name in "ppo ppo_masked ppod dqn rainbow ddpg_td3 es qlearning mappo maddpg_matd3".split()
+    }
     assert {e.script for e in EXERCISES.values()} >= scripts and {h.script for h in HUNTS.values()} >= scripts
     assert len(EXERCISES) >= 16 and len(HUNTS) >= 10
     for task in [*EXERCISES.values(), *HUNTS.values()]:

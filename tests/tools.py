@@ -73,10 +73,11 @@ def rehearse(script, *makers, watch=False, buffer="RolloutBuffer", loss="ppo_los
             super().__init__(*arguments)
             buffers.append(self)
 
-    def watched_loss(agent, batch, args):
+    def watched_loss(agent, *given):
+        *_, batch, args = given
         if watch:
             calls.append(SimpleNamespace(agent=copy.deepcopy(agent), batch=batch, buffer=copy.deepcopy(buffers[-1])))
-        return script_loss(agent, batch, args)
+        return script_loss(agent, *given)
 
     script_loss = getattr(script, loss)
     buffers, calls = [], []

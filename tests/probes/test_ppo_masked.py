@@ -5,12 +5,8 @@ Their masks come from each of the three places, for each of the three kinds of a
 
 import json
 import os
-import shutil
-from pathlib import Path
 
 import gymnasium as gym
-import kills
-import numpy as np
 import pytest
 import torch
 
@@ -147,58 +143,3 @@ def test_mask_of_a_wrong_width(script):
     envs = script.make_envs(script.Args(env_id="Acrobot-v1", wrappers=(wrapper,)), 2)
     with pytest.raises(script.UserError, match="3 wide.* 2"):
         envs.reset(seed=1)
-
-
-@pytest.mark.parametrize("env_id, kwargs", [("Taxi-v4", {}), ("masked_envs:Cue-v0", {"observation": "dict"})])
-def test_resumed_it_is_the_same_run(script, env_id, kwargs, tmp_path):
-    """Fails if a run that stops after a checkpoint and is resumed differs in one bit from an unbroken one."""
-    settings = {"env_id": env_id, "env_kwargs": json.dumps(kwargs), "num_envs": 4, "num_steps": 32, "eval_every": 600}
-    settings |= {"total_timesteps": 1_200, "checkpoint_every": 300, "eval_episodes": 1, "progress": False}
-    settings |= {"normalize_reward": True}
-    script.train(script.tuned(**settings, run_dir=str(tmp_path / "one")))
-
-    class Killed(BaseException):
-        pass
-
-    class Broken(script.Run):
-        def write_checkpoint(self):
-            super().write_checkpoint()
-            if self.step > 500:
-                raise Killed
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(script, "Run", Broken)
-        script.train(script.tuned(**settings, run_dir=str(tmp_path / "two")))
-    own = {name: settings[name] for name in ("env_id", "env_kwargs")}  # what a file alone may not ask for
-    script.train(script.tuned(resume=str(tmp_path / "two"), progress=False, **own))
-    one, two = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two"))
-    assert all(torch.equal(tensor, two["agent"][name]) for name, tensor in one["agent"].items())
-    rows = [(Path(tmp_path, name, "metrics.csv").read_text().splitlines()) for name in ("one", "two")]
-    without_times = [[row.split(",")[:1] + row.split(",")[3:] for row in table] for table in rows]
-    assert without_times[0] == without_times[1] and len(rows[0]) > 8
-    assert np.isfinite(np.genfromtxt(rows[0][2:], delimiter=",")[:, 4:]).all()
-
-
-TAXI = "--max-episode-steps 30 --num-envs 4 --num-steps 32 --num-minibatches 2 --eval-episodes 2 --no-progress"
-
-
-def test_copied_alone_it_runs_and_evaluates(script, tmp_path):
-    """Fails if it imports a sibling, warns, leaves more than its run, or if saved weights do not play."""
-    shutil.copy(script.__file__, tmp_path)
-    out, err = kills.shell(tmp_path, "ppo_masked.py", *TAXI.split(), "--total-timesteps", 400, "--run-dir", "run")
-    assert err == "" and 'info["action_mask"]' in out and "evaluation:" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ppo_masked.py", "run"]
-    out, _ = kills.shell(tmp_path, "ppo_masked.py", "--evaluate", "run", "--model", "last")
-    assert out.startswith("last weights: ") and "over 2 episodes of Taxi-v4" in out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", ["", "--naive-mask --normalize-reward", "--estimator vtrace"])
-def test_killed_at_random_moments(script, more, tmp_path):
-    """Fails if a checkpoint lacks anything that the rest of the run depends on, or is ever found half written."""
-    shutil.copy(script.__file__, tmp_path)
-    flags = f"{TAXI} {more} --checkpoint-every 800 --total-timesteps 6400".split()
-    kills.shell(tmp_path, "ppo_masked.py", *flags, "--run-dir", "unbroken")
-    unbroken = tmp_path / "unbroken"
-    assert kills.kill_and_resume(tmp_path, "ppo_masked.py", "killed", flags, 3, unbroken)[0] == 3
-    assert not kills.run_difference(tmp_path / "unbroken", tmp_path / "killed")

@@ -1,4 +1,7 @@
-"""Environments and wrappers for whole runs. `--env-id run_envs:Match-v0` imports this module, which registers them."""
+"""Environments and wrappers for whole runs. `--env-id run_envs:Match-v0` imports this module, which registers them.
+
+`MatchBox-v0` and its like have continuous actions. run_envs_teams.py makes PettingZoo environments of them.
+"""
 
 from pathlib import Path
 
@@ -89,10 +92,17 @@ class Match(gym.Env):
         return self.draw(), reward / 4, self.steps == 4, False, {}
 
 
-class Endless(gym.Env):
-    """Pays 1 per step and never ends of itself: only limits from outside end its episodes."""
+class Plain(gym.Env):
+    """Two numbers to see, and an action, discrete or box, that changes nothing unless a subclass says so."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    observation_space = spaces.Box(-1, 1, (2,))
+
+    def __init__(self, actions="discrete"):
+        self.action_space = spaces.Discrete(2) if actions == "discrete" else spaces.Box(-1, 1, (1,))
+
+
+class Endless(Plain):
+    """Pays 1 per step and never ends of itself: only limits from outside end its episodes."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -115,12 +125,11 @@ class Uneven(Endless):
         return np.ones(2, np.float32), 1.0, self.left == 0, False, {}
 
 
-class Faulty(gym.Env):
+class Faulty(Plain):
     """Episodes of ten steps. In step `at` of its life (not of the episode) it returns `value` as the named field."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-
-    def __init__(self, field, at, value="nan"):
+    def __init__(self, field, at, value="nan", actions="discrete"):
+        super().__init__(actions)
         self.field, self.at, self.value, self.life = field, at, float(value), 0
 
     def reset(self, *, seed=None, options=None):
@@ -137,12 +146,13 @@ class Faulty(gym.Env):
         return obs, bad.get("reward", 1.0), self.steps == 10, False, {}
 
 
-class Unclean(gym.Env):
+class Unclean(Plain):
     """Its reset, even with a seed, leaves traces of what came before: what it has worn away, and its own generator."""
 
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (2,))
 
-    def __init__(self):
+    def __init__(self, actions="discrete"):
+        super().__init__(actions)
         self.worn = 0.0
         self.noise = np.random.default_rng(5)
 
@@ -153,9 +163,10 @@ class Unclean(gym.Env):
 
     def step(self, action):
         self.steps += 1
-        self.worn += 0.01 * float(action)
+        action = float(np.sum(action))
+        self.worn += 0.01 * action
         obs = np.array([self.worn, self.noise.normal()], np.float32)
-        return obs, float(action) - self.worn, bool(self.noise.random() < 0.1), self.steps == 25, {}
+        return obs, action - self.worn, bool(self.noise.random() < 0.1), self.steps == 25, {}
 
 
 class Own(gym.Wrapper):
@@ -177,7 +188,8 @@ class Raises(Endless):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
 
-    def __init__(self, where, render_mode=None):
+    def __init__(self, where, render_mode=None, actions="discrete"):
+        super().__init__(actions)
         self.where, self.render_mode, self.steps = where, render_mode, 0
         self.perhaps_raise("init")
 
@@ -210,7 +222,8 @@ class Blind(Endless):
 
     metadata = {"render_modes": ["rgb_array", "human"]}
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode=None, actions="discrete"):
+        super().__init__(actions)
         self.render_mode = render_mode
 
     def render(self):
@@ -220,7 +233,8 @@ class Blind(Endless):
 class Loader(Endless):
     """Executes the file that it is given."""
 
-    def __init__(self, path):
+    def __init__(self, path, actions="discrete"):
+        super().__init__(actions)
         exec(Path(path).read_text())
 
 
@@ -230,7 +244,9 @@ def mark(env):
     return env
 
 
-for env in (Match, Endless, Uneven, Faulty, Unclean, Unpicturable, Blind, Loader):
-    gym.register(f"{env.__name__}-v0", env, disable_env_checker=True)
-for where in ("init", "reset", "step", "render"):
-    gym.register(f"Raises{where.title()}-v0", Raises, kwargs={"where": where}, disable_env_checker=True)
+ENVIRONMENTS = {env.__name__: (env, {}) for env in (Match, Endless, Uneven, Faulty, Unclean)}
+ENVIRONMENTS |= {env.__name__: (env, {}) for env in (Unpicturable, Blind, Loader)}
+ENVIRONMENTS |= {f"Raises{where.title()}": (Raises, {"where": where}) for where in ("init", "reset", "step", "render")}
+for name, (env, kwargs) in ENVIRONMENTS.items():
+    gym.register(f"{name}-v0", env, kwargs=kwargs, disable_env_checker=True)
+    gym.register(f"{name}Box-v0", env, kwargs=kwargs | {"actions": "box"}, disable_env_checker=True)

@@ -1,10 +1,12 @@
-"""PettingZoo parallel environments for the tests of maddpg_matd3.py: games with continuous actions (mappo_envs.py has
-discrete ones) whose best play is known.
+"""PettingZoo parallel environments for the tests of maddpg_matd3.py: games with continuous actions whose best play is
+known, games of chance, and some that the script has to refuse.
 """
 
 import numpy as np
 from gymnasium import spaces
-from mappo_envs import Game, Matrix
+from pettingzoo import ParallelEnv
+
+from tests.probes.team_envs import Game, Matrix
 
 
 class Steep(Matrix):
@@ -92,3 +94,65 @@ class Uneven(Duet):
 
     def action_space(self, agent):
         return spaces.Discrete(2) if agent == "b" else super().action_space(agent)
+
+
+class Pay(Duet):
+    """One step, whatever is done: each gets 1, "b" twice as much. `end` says how it ends; always the same to see."""
+
+    end = "terminated"
+
+    def observe(self, agent):
+        return np.zeros(1, np.float32)
+
+    def play(self, actions):
+        return 1.0, self.end == "terminated", self.end == "truncated"
+
+    def step(self, actions):
+        obs, rewards, *ends = super().step(actions)
+        return obs, {"a": 1.0, "b": 2.0}, *ends
+
+
+class Chance(ParallelEnv):
+    """Whatever is done: random observations and rewards, random deaths, ends and masks.
+
+    Agent i observes i + 2 numbers and has i + 2 actions, or a Box of i + 2 numbers; or all have two, if they are alike.
+    """
+
+    metadata = {"name": "chance"}
+
+    def __init__(self, discrete=False, alike=False, agents=2, render_mode=None):
+        self.possible_agents = [f"agent {i}" for i in range(agents)]
+        self.sizes = {agent: 2 if alike else i + 2 for i, agent in enumerate(self.possible_agents)}
+        self.discrete = discrete
+        self.render_mode = render_mode
+
+    def observation_space(self, agent):
+        return spaces.Box(-np.inf, np.inf, (self.sizes[agent],), np.float32)
+
+    def action_space(self, agent):
+        size = self.sizes[agent]
+        return spaces.Discrete(size) if self.discrete else spaces.Box(-2, np.arange(1, size + 1, dtype=np.float32))
+
+    def reset(self, seed=None, options=None):
+        self.rng = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        return self.observe(self.agents)
+
+    def observe(self, agents):
+        infos = {}
+        for agent in agents:
+            mask = self.rng.integers(2, size=self.sizes[agent])
+            mask[self.rng.integers(self.sizes[agent])] = 1
+            infos[agent] = {"action_mask": mask} if self.discrete else {}
+        return {agent: self.rng.normal(size=self.sizes[agent]).astype(np.float32) for agent in agents}, infos
+
+    def step(self, actions):
+        agents = self.agents
+        assert set(actions) == set(agents)
+        obs, infos = self.observe(agents)
+        rewards = {agent: self.rng.normal() for agent in agents}
+        over = self.rng.random() < 0.1
+        terminated = {agent: bool(self.rng.random() < 0.2) for agent in agents}
+        truncated = {agent: over and not terminated[agent] for agent in agents}
+        self.agents = [agent for agent in agents if not terminated[agent] and not over]
+        return obs, rewards, terminated, truncated, infos

@@ -1,7 +1,8 @@
-"""Environments for tests/test_es.py. `--env-id es_envs:Patience-v0` imports this module, which registers them."""
+"""Environments for the tests of es.py, and what its functions need of a Run and of a policy."""
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 
 
@@ -14,8 +15,8 @@ class Patience(gym.Env):
 
     observation_space, action_space = spaces.Box(-100, 100, (2,)), spaces.Discrete(2)
 
-    def __init__(self, longest=6, log=None):
-        self.longest, self.log = longest, [] if log is None else log
+    def __init__(self, longest=6):
+        self.longest, self.log = longest, []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -69,3 +70,27 @@ class Constant(gym.Env):
 
 for env in (Patience, Target, Constant):
     gym.register(f"{env.__name__}-v0", env, disable_env_checker=True)
+
+
+class Notes:
+    """What play_generation needs of a Run."""
+
+    def __init__(self, generation=0):
+        self.step = 0
+        self.generation = lambda: generation
+
+    def check_finite(self, **values):
+        for name, value in values.items():
+            assert np.isfinite(value).all(), name
+
+
+def policy_for(script, env_id="Patience-v0", **settings):
+    """(untrained policy, its Args, its Slots), with a population of four unless something else is said."""
+    args = script.Args(env_id=env_id, **{"population_size": 4, "hidden_sizes": ()} | settings)
+    envs = script.make_envs(args, args.population_size)
+    return script.make_agent(args, envs), args, script.Slots(envs, args)
+
+
+def randomize(policy, seed=0):
+    """Give the last layer, which begins with zeros, something to say."""
+    policy.theta.copy_(torch.randn(len(policy.theta), generator=torch.Generator().manual_seed(seed)))

@@ -1,4 +1,4 @@
-"""Environments for tests/test_dqn.py. `--env-id dqn_envs:Frames-v0` imports this module, which registers them."""
+"""An environment for rainbow.py's tests. `--env-id rainbow_envs:Frames-v0` imports this module, which registers it."""
 
 import gymnasium as gym
 import numpy as np

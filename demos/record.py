@@ -1,0 +1,206 @@
+"""Make demonstrations for ppod.py: play by keyboard, let a trained agent play, or take a Minari dataset.
+
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0                          # by keyboard; the keys are shown
+    python demos/record.py --from-run runs/DIR --num-agent-demos-to-save 3           # good episodes of a trained agent
+    python demos/record.py --from-minari DATASET --env-id ENV                        # pip install minari
+
+Good episodes (a return of at least --initial-reward-threshold; if there is none, a positive one) become .npz files in
+--target-agent-demos-dir, by default demos/ENV_ID. All flags but those below are ppod.py's own, TUNED included:
+--env-kwargs, --wrappers, --max-episode-steps, --seed, … A demo has to be of the same environment as the run that uses
+it. The environment and the format of the files are the script's, which is loaded from the file that --script names.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+SCRIPT = Path(__file__).resolve().parent.parent / "ppod.py"
+
+# Keys by the beginning of the environment's id: (key -> action, action if no key is held). Without the latter, time
+# stands still until a key is pressed. Discrete actions of all others are on the keys 0 to 9.
+MINIGRID = {"a": 0, "d": 1, "w": 2, "p": 3, "x": 4, " ": 5}, None
+KEYS = {"MiniGrid": MINIGRID, "BabyAI": MINIGRID, "MountainCar-": ({"a": 0, "d": 2}, 1)}
+MOST_EPISODES = 100  # that an agent plays in search of good ones
+
+
+def load_script(path):
+    """The script at `path` as a module. It is executed: this is for a file of one's own, given on the command line."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # `tuned` looks there for its docstring
+    spec.loader.exec_module(script)
+    return script
+
+
+class Recorder(gym.Env):
+    """One environment of the script's that saves each good episode as a demo in a folder.
+
+    Good: the return reaches initial_reward_threshold, or is positive if that is not given.
+    """
+
+    def __init__(self, script, args, render_mode=None):
+        self.script = script
+        self.args = args
+        self.envs = script.make_envs(args, 1, render_mode)
+        self.observation_space = self.envs.single_observation_space
+        self.action_space = self.envs.single_action_space
+        self.metadata = self.envs.metadata
+        self.render_mode = render_mode
+        self.folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
+        self.saved = 0
+        self.seed = args.seed  # of the first episode; later ones go on from there
+
+    def reset(self, *, seed=None, options=None):
+        """Begin an episode, and forget the one before if it has not ended."""
+        obs, info = self.envs.reset(seed=self.seed)
+        self.seed = None
+        self.obs = [obs[0]]
+        self.actions = []
+        self.rewards = []
+        return obs[0], info
+
+    def step(self, action):
+        """As the environment's; an episode that ends with it is saved, if it is good."""
+        obs, rewards, terminated, truncated, info = self.envs.step(np.array([action]))
+        self.obs.append(obs[0])
+        self.actions.append(action)
+        self.rewards.append(rewards[0])
+        if terminated[0] or truncated[0]:
+            self.keep(terminated[0])
+        return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def keep(self, terminated):
+        """Save the episode if it is good, and say so."""
+        actions = self.script.from_env(np.array(self.actions), self.action_space)
+        rewards = np.array(self.rewards, np.float32)
+        demo = self.script.as_demo(np.array(self.obs), actions, rewards, terminated)
+        note = ""
+        if self.script.is_good(demo.total, self.args.initial_reward_threshold):
+            path = self.free_path()
+            self.script.save_demo(path, demo, self.args, self.observation_space, self.action_space)
+            self.saved += 1
+            note = f" -> {path}"
+        print(f"return {demo.total:.3f} in {len(self.rewards)} steps{note}")
+
+    def free_path(self):
+        """The first of 0.npz, 1.npz, … that does not exist yet."""
+        number = 0
+        while (self.folder / f"{number}.npz").exists():
+            number += 1
+        return self.folder / f"{number}.npz"
+
+    def render(self):
+        """A picture of the environment."""
+        return self.envs.render()[0]
+
+
+def check_display(script):
+    """UserError if there is no screen to play on: pygame would draw nowhere, and wait for keys for ever."""
+    with script.blame("playing needs another package: pip install pygame", ImportError):
+        import pygame
+    with script.blame("there is no display to play on", pygame.error):
+        pygame.display.init()
+    driver = pygame.display.get_driver()
+    if driver in ("dummy", "offscreen", "evdev") and driver != os.environ.get("SDL_VIDEODRIVER"):
+        raise script.UserError(
+            "there is no display to play on; without one: --from-run RUN_DIR or --from-minari DATASET"
+        )
+
+
+def record_by_keyboard(script, args):
+    """Let a person play until he presses escape."""
+    recorder = Recorder(script, args, "rgb_array")
+    space = recorder.action_space
+    if not isinstance(space, gym.spaces.Discrete):
+        raise script.UserError(f"{args.env_id} has {space}; by keyboard one plays Discrete actions only")
+    check_display(script)
+    digits = {str(i): int(space.start) + i for i in range(min(int(space.n), 10))}, None
+    keys, noop = next((entry for prefix, entry in KEYS.items() if args.env_id.startswith(prefix)), digits)
+    names = action_names(recorder.envs.unwrapped.envs[0].unwrapped)
+    for key, action in keys.items():
+        print(f"{'space' if key == ' ' else key:>6}  action {action} {names.get(action, '')}")
+    print("escape  stop; good episodes are saved in", recorder.folder)
+    from gymnasium.utils.play import play  # needs pygame
+
+    waits = noop is None
+    play(recorder, keys_to_action=keys, noop=int(space.start) if waits else noop, wait_on_player=waits)
+
+
+def action_names(env):
+    """{action: name} of an environment that names its actions, as MiniGrid's do, in an enumeration `actions`."""
+    members = getattr(getattr(env, "actions", None), "__members__", {})
+    return {int(action): name for name, action in members.items()}
+
+
+def record_from_run(script, args):
+    """Let the agent of a run play until enough good episodes are saved, or MOST_EPISODES have been played."""
+    agent = script.load_agent(args)
+    recorder = Recorder(script, args)
+    for _ in range(MOST_EPISODES):
+        obs, _ = recorder.reset()
+        if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+            agent.begin_episodes(1)
+        for _ in range(script.episode_limit(args, recorder.envs.spec)):
+            obs, _, terminated, truncated, _ = recorder.step(agent.act(obs[None])[0])
+            if terminated or truncated:
+                break
+        if recorder.saved >= args.num_agent_demos_to_save:
+            return
+
+
+def record_from_minari(script, args, name):
+    """Make a demo file of every episode of a local Minari dataset, good or not."""
+    with script.blame("--from-minari needs another package: pip install minari", ImportError):
+        import minari
+    with script.blame(f"cannot load the Minari dataset {name}", Exception):  # it can raise anything
+        dataset = minari.load_dataset(name)
+    envs = script.make_envs(args, 1)
+    spaces = envs.single_observation_space, envs.single_action_space
+    folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
+    for episode in dataset.iterate_episodes():
+        obs = episode.observations["image"] if isinstance(episode.observations, dict) else episode.observations
+        with script.blame(f"{name}, episode {episode.id}", ValueError):
+            actions = script.from_env(np.asarray(episode.actions), spaces[1])
+            rewards = np.asarray(episode.rewards, np.float32)
+            demo = script.as_demo(np.asarray(obs), actions, rewards, episode.terminations[-1])
+            script.save_demo(folder / f"{episode.id}.npz", demo, args, *spaces)
+    print(f"{len(dataset)} demos -> {folder}")
+
+
+def main():
+    """The command line. What the user can mend is one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--script", default=SCRIPT, help="file of the script whose environments and demos these are")
+    parser.add_argument("--from-run", metavar="RUN_DIR", help="let the agent of this run play")
+    parser.add_argument("--from-minari", metavar="DATASET", help="make demos of this local Minari dataset")
+    given, flags = parser.parse_known_args()
+    if not Path(given.script).is_file():
+        print(f"{sys.argv[0]}: there is no script {given.script}", file=sys.stderr)
+        sys.exit(2)
+    script = load_script(given.script)
+    try:
+        if given.from_run:
+            record_from_run(script, script.tuned("--evaluate", given.from_run, *flags))
+            return
+        args = script.tuned(*flags)
+        script.check_args(args)
+        if given.from_minari:
+            record_from_minari(script, args, given.from_minari)
+        else:
+            record_by_keyboard(script, args)
+    except script.UserError as error:
+        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
