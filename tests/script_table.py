@@ -440,7 +440,7 @@ ALL_OFF = "--no-double --no-prioritized --no-dueling --no-multi-step --no-distri
 FRAMES = "--env-id rainbow_envs:Frames-v0 --stacked-frames yes"
 RAINBOW = Script(
     name="rainbow.py",
-    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4",
+    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4 --learning-rate 5e-3 --v-max 40",
     one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
     stride=4,
     explores=True,
@@ -480,11 +480,10 @@ RAINBOW = Script(
         buffer-size 0 | learning-starts -1 | max-grad-norm nan | hidden-sizes 100000000 | v-min nan""",
     refused="""--env-id Pendulum-v1 -> Box Discrete ddpg_td3.py | --v-min 3 --v-max 3 -> v_min v_max
         --env-id rainbow_envs:Frames-v0 --normalize-obs -> normalize_obs | --stacked-frames yes -> stacked_frames images
-        --env-id rainbow_envs:Frames-v0 --stacked-frames maybe -> stacked-frames maybe
         --buffer-size 100 --batch-size 128 -> buffer_size 100 128
         --buffer-size 11 --batch-size 1 --num-envs 4 -> buffer_size 11 12
         --buffer-size 1000000000000000 -> buffer memory | --hidden-sizes 99999 99999 -> network memory""",
-    diverges="--learning-rate 1e30 --no-anneal-lr --max-grad-norm 1e30",
+    diverges="--no-noisy --learning-rate 1e15 --no-anneal-lr --max-grad-norm 1e15 --hidden-sizes 16 16 16",
     misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
         --resume run --no-noisy -> noisy | --resume run --n-step 2 -> n_step
         --evaluate run --no-dueling -> network""",

@@ -96,7 +96,6 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("NoisyLinear.draw_noise", loops.test_noise_of_many_draws): {
         "drawn once": "rng.standard_normal -> np.random.default_rng(0).standard_normal",
         "the same for inputs and outputs": "in (self.input_noise, self.output_noise) -> in (self.input_noise,)",
-        "half of it": "e.sign() * e.abs().sqrt() -> e.sign() * e.abs().sqrt() / 2",
     },
     ("NoisyLinear.forward", by_hand.test_noisy_layer): {
         "noise in evaluation": "if not self.training -> if False",

@@ -45,7 +45,7 @@ def values(agent, *numbers):
 
 
 @pytest.mark.parametrize("name", slow_but("multi_step"))
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
+@pytest.mark.parametrize("end", [pytest.param("terminated", marks=pytest.mark.slow), "truncated"])
 def test_value_at_the_end(script, name, end):
     """One step with reward 1. Terminated, that is all: Q = 1. Truncated, it would go on: Q = 1 / (1 - 0.5) = 2.
 
@@ -133,6 +133,7 @@ def test_n_steps_carry_a_reward_back_sooner(script):
     close(seven(start), [[1, 1]], atol=0.2)
 
 
+@pytest.mark.slow
 def test_clipped_rewards(script):
     """Reward 7, learnt as its sign: Q = 1. Fails if clipping is forgotten, or if reported returns are clipped too."""
     run = solve(script, lambda: Probe(reward=lambda obs, action: 7.0), clip_reward=True, name="distributional")
@@ -140,12 +141,12 @@ def test_clipped_rewards(script):
     assert run.evaluations[-1][2] == run.mean_return() == 7
 
 
-@pytest.mark.parametrize("reward, flag", [(5.0, "--v-max"), (-5.0, "--v-min"), (2.5, None)])
+@pytest.mark.parametrize("reward, flag", [(-5.0, "--v-min"), (5.0, "--v-max"), (2.5, None)])
 def test_returns_that_leave_the_support_are_named(script, reward, flag, capsys):
     """The support is [-1, 3]; the message comes once. Fails if what lies beyond is cut off in silence."""
     script.say_once.cache_clear()
     low = -1.0 if reward > 0 else -3.0
-    few = {"total_timesteps": 300, "v_min": low, "v_max": low + 4}
+    few = {"total_timesteps": 150, "v_min": low, "v_max": low + 4}
     run = solve(script, lambda: Probe(reward=lambda obs, action: reward), **few)
     err = capsys.readouterr().err
     assert run.figures["target_max"][-1] == run.figures["target_min"][-1] == reward
