@@ -14,6 +14,12 @@ from tests.tools import close
 slow = pytest.mark.slow
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Images are learnt on all cores: here they would fight over small matrices with other tests."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+
+
 @pytest.mark.parametrize("algorithm", ["td3", pytest.param("ddpg", marks=slow)])
 def test_policy_and_values_of_one_step_episodes(script, algorithm):
     """The right action is half the target, and then Q = 1. Fails if the actor does not follow the critic uphill."""
@@ -44,9 +50,9 @@ def test_credit_for_an_earlier_action(script):
     close(agent.critics[0](torch.zeros(1, 2), agent.actor(torch.zeros(1, 2))), [0.9], 0.15)
 
 
-def match(actions="box", observation="vector"):
+def match(observation="vector"):
     """Makes a Match, in which random actions get about 0.5, the best ones 1; its actions have unequal bounds."""
-    return lambda: run_envs.Match(actions, observation)
+    return lambda: run_envs.Match("box", observation)
 
 
 def score(script, maker, **settings):
@@ -88,18 +94,10 @@ def test_every_option_learns(script, option):
 
 
 @slow
-@pytest.mark.parametrize("actions, observation", [("integers", "vector"), ("box", "matrix")])
-def test_every_kind_of_numbers_learns(script, actions, observation):
-    """Fails if integers are not rounded, or if an observation of two dimensions is not made flat."""
-    assert score(script, match(actions, observation), total_timesteps=1500)[0] > 0.75
-
-
-@slow
-@pytest.mark.parametrize("observation", ["channels_first", "channels_last"])
-def test_images_learn(script, observation):
-    """Fails if images do not reach the networks, channels are taken for rows, or a CNN gets no gradient."""
+def test_images_learn(script):
+    """Fails if images do not reach the networks, or a CNN gets no gradient."""
     few = {"actor_learning_rate": 3e-4, "critic_learning_rate": 1e-3, "hidden_sizes": (64,), "batch_size": 32}
-    assert score(script, match("box", observation), **few | {"total_timesteps": 700, "buffer_size": 700})[0] > 0.75
+    assert score(script, match("channels_last"), **few | {"total_timesteps": 700, "buffer_size": 700})[0] > 0.75
 
 
 @slow
