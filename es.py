@@ -718,37 +718,26 @@ class OneEpisode(gym.Wrapper):
 
 
 class Slots:
-    """The environments in which this process plays its candidates, one each: whole pairs, spread over the processes."""
+    """The environments in which this process plays its candidates, one for each."""
 
     def __init__(self, envs, args):
-        self.envs = envs
         self.pairs = pairs_of_this_process(args)
         self.candidates = np.arange(2 * self.pairs[0], 2 * self.pairs[-1] + 2)
-        self.all_envs = None
-        if isinstance(envs.unwrapped, gym.vector.SyncVectorEnv):
+        self.envs = envs
+        self.native = not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
+        if not self.native:
             envs.unwrapped.envs = [OneEpisode(env) for env in envs.unwrapped.envs]
-        elif len(self.candidates) == args.population_size:
-            self.all_envs = envs
-        elif hasattr(envs.unwrapped, "state"):
-            self.all_envs = make_envs(args, args.population_size)
-        else:
-            raise UserError(f"{args.env_id}: its vector version cannot be spread over processes; use one")
+        elif len(self.candidates) < args.population_size:
+            self.envs = ShareOfSlots(envs, make_envs(args, args.population_size), self.candidates)
 
     def begin_episode(self, seeds):
-        """Begin an episode in every slot; the first observations. `seeds` (N / 2,): those of a pair begin alike.
+        """Begin an episode in every slot; the first observations. Each of the `seeds` (N / 2,) is for a pair.
 
-        A native vector environment takes one seed only, and draws the first states of all its slots from it. So that
-        they do not depend on the processes, `all_envs`, which has a slot for each candidate of all processes, draws
-        them there, and `envs` takes over its part.
+        The two of a pair start alike; but a native vector environment takes one seed only, for all of its slots.
         """
-        if self.all_envs is None:
-            obs, _ = self.envs.reset(seed=seeds[self.pairs].repeat(2).tolist())
-            return obs
-        obs, _ = self.all_envs.reset(seed=int(seeds[0]))
-        if self.envs is not self.all_envs:
-            self.envs.reset()
-            self.envs.unwrapped.state = self.all_envs.unwrapped.state[:, self.candidates]
-        return obs[self.candidates]
+        seed = int(seeds[0]) if self.native else seeds[self.pairs].repeat(2).tolist()
+        obs, _ = self.envs.reset(seed=seed)
+        return obs
 
 
 # What follows is all that several processes need. torchrun starts them, every one with the same flags.
@@ -756,13 +745,37 @@ class Slots:
 
 def process():
     """(number of this process, how many there are): (0, 1) unless torchrun has started several."""
-    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+    if not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def pairs_of_this_process(args):
-    """Which of the N / 2 pairs of candidates this process plays."""
+    """Which of the N / 2 pairs of candidates this process plays: they are spread evenly."""
     rank, processes = process()
     return np.array_split(np.arange(args.population_size // 2), processes)[rank]
+
+
+class ShareOfSlots(gym.vector.VectorWrapper):
+    """The slots of this process in a native vector environment, `envs`, with one for each of its candidates.
+
+    Such an environment draws the first states of all its slots from one seed. So that they do not depend on the number
+    of processes, `all_envs`, with a slot for each candidate of all processes, draws them; `envs` takes over its own.
+    """
+
+    def __init__(self, envs, all_envs, candidates):
+        super().__init__(envs)
+        self.all_envs = all_envs
+        self.candidates = candidates
+        if not hasattr(envs.unwrapped, "state"):
+            raise UserError(f"{envs.spec.id}: its vector version cannot be spread over processes; use one")
+
+    def reset(self, *, seed=None, options=None):
+        """Begin an episode in every slot."""
+        all_obs, infos = self.all_envs.reset(seed=seed, options=options)
+        self.env.reset()
+        self.env.unwrapped.state = self.all_envs.unwrapped.state[:, self.candidates]
+        return all_obs[self.candidates], infos
 
 
 def join_processes():

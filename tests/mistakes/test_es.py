@@ -131,8 +131,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("play_candidates", SPREAD["drawn actions"]): {
         "actions drawn by process": "[slots.candidates] -> [: len(candidates)]"
     },
-    ("Slots", SPREAD["CartPole"]): {
-        "first states by process": "self.all_envs.unwrapped.state[:, self.candidates] -> self.envs.unwrapped.state"
+    ("ShareOfSlots", SPREAD["CartPole"]): {
+        "first states by process": "self.all_envs.unwrapped.state[:, self.candidates] -> self.env.unwrapped.state"
     },
     ("draw_noise", loops.test_noise_comes_from_its_seeds): {
         "one generator for all": "np.random.default_rng(seed).standard_normal(size, np.float32) for seed in seeds -> "

@@ -28,24 +28,30 @@ def learn(script, **settings):
         return script.train(script.Args(**quiet | settings))
 
 
+OPTIONS = [
+    dict(),
+    dict(fitness="raw", optimizer="ascent", learning_rate=0.1),
+    dict(fitness="standardized", elite=0.5, optimizer="ascent"),
+    dict(ars=True, top_directions=4),
+    dict(action_noise=0.05, episodes_per_candidate=3),
+    dict(env_kwargs='{"bounds": 2}', hidden_sizes=(8,), normalize_obs=True),
+]
+MORE_OPTIONS = [
+    dict(fitness="standardized"),
+    dict(fitness="raw"),
+    dict(elite=0.25),
+    dict(ars=True),
+    dict(episodes_per_candidate=2),
+    dict(hidden_sizes=(8,)),
+    dict(env_kwargs='{"bounds": 2}'),
+    dict(normalize_obs=True),
+    dict(weight_decay=0.001),
+]
+
+
 @pytest.mark.parametrize(
     "given",
-    [
-        dict(),
-        dict(fitness="standardized"),
-        dict(fitness="raw"),
-        dict(fitness="raw", optimizer="ascent", learning_rate=0.1),
-        dict(elite=0.25),
-        dict(fitness="standardized", elite=0.5, optimizer="ascent"),
-        dict(ars=True),
-        dict(ars=True, top_directions=4),
-        dict(episodes_per_candidate=2),
-        dict(action_noise=0.05, episodes_per_candidate=3),
-        dict(hidden_sizes=(8,)),
-        dict(env_kwargs='{"bounds": 2}'),
-        dict(normalize_obs=True),
-        dict(weight_decay=0.001),
-    ],
+    [*OPTIONS, *(pytest.param(given, marks=pytest.mark.slow) for given in MORE_OPTIONS)],
     ids=lambda given: ", ".join(f"{k} {v}" for k, v in given.items()) or "default",
 )
 def test_every_option_learns(script, given):
