@@ -165,7 +165,7 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "the state alone": "inputs[:, i, : self.obs_sizes[i]] = rows[:, part] -> pass",
     },
     ("store_step", STORED["EP"]): {
-        "truncation is termination": "took_part, terminated, -> took_part, done,",
+        "truncation is termination": "took_part,\n        terminated, -> took_part,\n        done,",
         "states now for next": "agents.critic_inputs(next_rows) -> agents.critic_inputs(rows)",
     },
     ("store_step", STORED["FP"]): {
