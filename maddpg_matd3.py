@@ -624,7 +624,7 @@ def train(args):
         if run.restarts:  # at first and after each checkpoint: new environments, new episodes
             envs, rows, rng = run.new_envs()
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
-            buffer.cut()
+            buffer.cut()  # no n-step window reaches from one to the other
         if args.anneal_lr:
             actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
             critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
