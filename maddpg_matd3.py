@@ -129,6 +129,7 @@ class Agents(nn.Module):
 
     What each agent has of its own stands in lists over agents: observations (B, O_i), actions (B, A_i), masks (B, A_i)
     of available actions. Everywhere but in the environment, an action is in [-1, 1]^A, or, if it is Discrete, one-hot.
+    `rows` (N, …) are observations of TeamEnvs, in which all this stands side by side, as `layout` says.
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -192,24 +193,21 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def explore(self, rows, noise, rng):
-        """What the actors do while they learn, in rows (N, …) of TeamEnvs: with noise, or drawn from their softmax."""
+        """What the actors do while they learn, arrays (N, A_i): with noise, or drawn from their softmax."""
         obs, available = self.views(rows)
         obs = [torch.as_tensor(own, device=self.device) for own in obs]
         available = [torch.as_tensor(mask, device=self.device) for mask in available]
         actions, _ = self.choose(self.actors, obs, available, rng)
-        explored = []
-        for action in actions:
-            if not self.discrete:
-                action = (action + noise * self.normal(action.shape, rng)).clamp(-1, 1)
-            explored.append(action.cpu().numpy())
-        return explored
+        if not self.discrete:
+            actions = [(action + noise * self.normal(action.shape, rng)).clamp(-1, 1) for action in actions]
+        return [action.cpu().numpy() for action in actions]
 
     def normal(self, shape, rng):
         """Standard normal noise, drawn with the NumPy generator `rng`."""
         return torch.as_tensor(rng.standard_normal(shape, np.float32), device=self.device)
 
     def random_actions(self, rows, rng):
-        """Uniformly random actions in rows (N, …) of TeamEnvs, of those that are available."""
+        """Uniformly random actions, arrays (N, A_i), of those that are available."""
         if not self.discrete:
             return [rng.uniform(-1, 1, (len(rows), size)) for size in self.action_sizes]
         actions = []
@@ -220,7 +218,7 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def act(self, rows):
-        """What the deterministic actors do in rows (N, …) of TeamEnvs, as the environment takes it."""
+        """What the deterministic actors do, as the environment takes it: evaluations call this."""
         obs, available = self.views(rows)
         actions = []
         for actor, own, mask in zip(self.actors, obs, available):
@@ -249,7 +247,7 @@ class Agents(nn.Module):
         return tuple(taken)
 
     def views(self, rows):
-        """(observations, available actions), lists over agents of arrays (N, …), in rows (N, …) of TeamEnvs.
+        """(observations, available actions) in rows, lists over agents of arrays (N, …).
 
         Discrete actions are all available where the environment does not say. Continuous ones have no list: (N, 0).
         """
@@ -260,7 +258,7 @@ class Agents(nn.Module):
         return obs, available
 
     def critic_inputs(self, rows):
-        """What critics see in rows (N, …) of TeamEnvs, besides actions: the state (N, S), or with FP, (N, n, S').
+        """What critics see in rows, besides actions: the state (N, S), or with FP, (N, n, S').
 
         With FP these are the agent's observation, filled up with zeros to the widest, beside the state; and nothing but
         zeros once the agent is dead.
@@ -315,9 +313,18 @@ class OffPolicyBuffer:
     """
 
     def __init__(
-        self, capacity, num_envs, streams, state_size, obs_sizes, action_sizes, choices,
-        n_step=1, gamma=0.99, device="cpu",
-    ):  # fmt: skip
+        self,
+        capacity,
+        num_envs,
+        streams,
+        state_size,
+        obs_sizes,
+        action_sizes,
+        choices,
+        n_step=1,
+        gamma=0.99,
+        device="cpu",
+    ):
         self.num_envs = num_envs
         self.streams = streams
         self.n_step = n_step
@@ -343,9 +350,19 @@ class OffPolicyBuffer:
         return np.zeros((self.steps, self.num_envs, *shape), dtype)
 
     def insert(
-        self, share_obs, obs, actions, available_actions, reward, done, valid_transitions, term,
-        next_share_obs, next_obs, next_available_actions,
-    ):  # fmt: skip
+        self,
+        share_obs,
+        obs,
+        actions,
+        available_actions,
+        reward,
+        done,
+        valid_transitions,
+        term,
+        next_share_obs,
+        next_obs,
+        next_available_actions,
+    ):
         """Store a step of all environments in which any agent took part (in a row that resets, none does).
 
         share_obs, reward, done and term are (N, …), or with FP (N, n, …); obs, actions and available_actions are lists
@@ -481,9 +498,18 @@ def store_step(buffer, agents, rows, reset_rows, actions, result):
     obs, available = agents.views(rows)
     next_obs, next_available = agents.views(next_rows)
     buffer.insert(
-        agents.critic_inputs(rows), obs, actions, available, rewards, done, took_part, terminated,
-        agents.critic_inputs(next_rows), next_obs, next_available,
-    )  # fmt: skip
+        agents.critic_inputs(rows),
+        obs,
+        actions,
+        available,
+        rewards,
+        done,
+        took_part,
+        terminated,
+        agents.critic_inputs(next_rows),
+        next_obs,
+        next_available,
+    )
 
 
 # --------------------------------------------------------------------------------------------- targets and losses
@@ -598,7 +624,7 @@ def train(args):
         if run.restarts:  # at first and after each checkpoint: new environments, new episodes
             envs, rows, rng = run.new_envs()
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
-            buffer.cut()
+            buffer.cut()  # no n-step window reaches from one to the other
         if args.anneal_lr:
             actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
             critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)

@@ -676,10 +676,10 @@ MADDPG_MATD3 = Script(
         },
     ),
     kills={
-        name: f"{TEAM} --num-envs 4 --total-timesteps 20000 --checkpoint-every 800 --eval-episodes 2 {flags}"
+        name: f"{TEAM} --num-envs 4 --total-timesteps 6000 --checkpoint-every 240 --eval-episodes 2 {flags}"
         for name, flags in {
             "spread": SHORT_SPREAD,
-            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 4000",
+            "spread, FP, n steps": f"{SHORT_SPREAD} --state-type FP --no-share-policy --n-step 3 --buffer-size 1200",
             "discrete MADDPG": f"{SHORT_SPREAD} --env-kwargs {{}} --algorithm maddpg --n-step 2",
             "processes": "--env-id mpe2.simple_speaker_listener_v4 --max-episode-steps 9 --async-envs",
             "own wrapper": "--env-id run_envs_teams:Unclean --wrappers run_envs_teams.Own",

@@ -165,7 +165,7 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "the state alone": "inputs[:, i, : self.obs_sizes[i]] = rows[:, part] -> pass",
     },
     ("store_step", STORED["EP"]): {
-        "truncation is termination": "took_part, terminated, -> took_part, done,",
+        "truncation is termination": "took_part,\n        terminated, -> took_part,\n        done,",
         "states now for next": "agents.critic_inputs(next_rows) -> agents.critic_inputs(rows)",
     },
     ("store_step", STORED["FP"]): {
@@ -184,7 +184,7 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "gradients add up": "critic_optimizer.zero_grad() -> pass",
         "one learning rate": "lr=args.actor_learning_rate) -> lr=args.critic_learning_rate)",
     },
-    ("train", loops.test_a_checkpoint_is_a_restart): {"windows reach over a restart": "buffer.cut() -> pass"},
+    ("train", loops.test_a_checkpoint_is_a_restart): {"windows reach over a restart": "buffer.cut() -> 0"},
     ("train", TWIN["large penalty"]): {"penalty forgotten": "+ args.output_penalty * squares -> + 0 * squares"},
     ("train", TWIN["short gradients"]): {
         "the critics' gradients not shortened": "clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm) -> "

@@ -35,7 +35,7 @@ def values_after(script, end, **more):
         return run.agent.values(run.agent.critics[0], batch.share_obs, batch.actions)[::2].tolist()
 
 
-@pytest.mark.parametrize("end, worth", [("terminated", 1), ("truncated", 2)])
+@pytest.mark.parametrize("end, worth", [pytest.param("terminated", 1, marks=pytest.mark.slow), ("truncated", 2)])
 def test_what_an_end_is_worth(script, end, worth):
     """One step, which pays 1 to one agent and 2 to the other, 3 to the team. Terminated, that is all. Truncated, it
     would go on: 3 / (1 - 0.5) = 6. Fails if truncation is treated as termination, or the other way round, anywhere

@@ -1022,8 +1022,10 @@ PAYLOAD = """
 import gymnasium, run_envs
 open("executed", "w").close()
 class Wrap(gymnasium.Wrapper): pass
+class TeamWrap:
+    def __new__(cls, env): return env
 gymnasium.register("Payload-v0", run_envs.Endless)
-def parallel_env(**kwargs): return __import__("run_envs_teams").Endless(**kwargs)
+def parallel_env(**kwargs): return __import__("run_envs_teams").Endless()
 """
 ASKING = [  # what a config asks for that executes the payload
     {"env_id": "payload:Payload-v0"},
@@ -1044,11 +1046,10 @@ ASKING_TEAMS = [
     {"env_id": "payload"},
     {"env_id": "payload:parallel_env"},
     {"env_id": "run.payload.parallel_env"},
-    {"wrappers": ["payload.Wrap"]},
-    {"wrappers": ["run.payload.Wrap"]},
+    {"wrappers": ["payload.TeamWrap"]},
+    {"wrappers": ["run.payload.TeamWrap"]},
     {"wrappers": ["run_envs.mark"]},
     {"wrappers": ["pettingzoo.utils.wrappers.mark"]},
-    {"env_id": "run_envs_teams.Loader", "env_kwargs": '{"path":"run/payload.py"}'},
 ]
 
 
