@@ -476,7 +476,7 @@ def test_record_from_a_run(record, capsys):
     train("--env-id CartPole-v1 --total-timesteps 300 --run-dir run")
     limit = "--max-episode-steps 5 --initial-reward-threshold"
     main_of(record, "--from-run run --target-agent-demos-dir recorded --num-agent-demos-to-save 2", limit, "5")
-    assert sorted(os.listdir("recorded")) == ["0.npz", "1.npz"] and capsys.readouterr().out.count("->") == 2
+    assert sorted(os.listdir("recorded")) == ["0.npz", "1.npz"] and capsys.readouterr().out.count("-> recorded/") == 2
     agent = script.load("run")
     envs = script.make_envs(agent.args, 1)
     demo = script.read_demo(Path("recorded/0.npz"), agent.args, envs.single_observation_space, envs.single_action_space)
