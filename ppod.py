@@ -1082,6 +1082,7 @@ def make_demo_buffer(args, envs):
 
     A run that is resumed from a checkpoint needs no folder: the checkpoint holds its demos.
     """
+    check_demo_args(args)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     demos = PPODBuffer(args, args.num_envs, obs_space, action_space)
     if args.resume and Path(args.resume, f"checkpoint{STATE}").exists():
@@ -1350,7 +1351,7 @@ untrusted_code = untrusted
 
 def untrusted_code_or_folder(args, given):
     """As untrusted_code; nor may a file name a folder to write to."""
-    if args.target_agent_demos_dir != given.target_agent_demos_dir:
+    if args.target_agent_demos_dir not in (None, given.target_agent_demos_dir):
         return f"--target-agent-demos-dir {args.target_agent_demos_dir}"
     return untrusted_code(args, given)
 
@@ -1440,11 +1441,22 @@ def make_recurrent_agent(args, envs):
 make_agent = make_recurrent_agent  # as the run section calls it
 
 
-def check_sequences(args, envs):
-    """UserError if a rollout does not divide into chunks and minibatches or fit into memory, or if demos cannot be had.
+def check_demo_args(args):
+    """UserError if rho and phi leave nothing to the environment, or if what should be a folder is none."""
+    if args.rho + args.phi >= 1:
+        raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
+    watched = args.supplementary_demos_dir
+    if watched and not os.path.isdir(watched):
+        raise UserError(f"supplementary_demos_dir {watched} is no folder")
+    target = Path(args.target_agent_demos_dir or ".")
+    while not os.path.lexists(target):  # then the folder that it would be made in
+        target = target.parent
+    if not target.is_dir():
+        raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir}: {target} is no folder")
 
-    That is if rho and phi leave nothing to the environment, or if a folder is none.
-    """
+
+def check_sequences(args, envs):
+    """UserError if a rollout does not divide into chunks and minibatches, or does not fit into memory."""
     length = chunk_length(args)
     if args.num_steps % length != 0:
         raise UserError(f"num_steps = {args.num_steps} does not divide into chunks of chunk_length = {length}")
@@ -1458,16 +1470,6 @@ def check_sequences(args, envs):
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
     check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 4 * args.gru_size + 100))
-    if args.rho + args.phi >= 1:
-        raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
-    watched = args.supplementary_demos_dir
-    if watched and not os.path.isdir(watched):
-        raise UserError(f"supplementary_demos_dir {watched} is no folder")
-    target = Path(args.target_agent_demos_dir or ".")
-    while not os.path.lexists(target):  # then the folder that it would be made in
-        target = target.parent
-    if not target.is_dir():
-        raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir}: {target} is no folder")
 
 
 # ===== run: the same in every script ==================================================================================

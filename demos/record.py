@@ -101,15 +101,21 @@ class Recorder(gym.Env):
 
 def check_display(script):
     """UserError if there is no screen to play on: pygame would draw nowhere, and wait for keys for ever."""
+    without = script.UserError(
+        "there is no display to play on; without one: --from-run RUN_DIR or --from-minari DATASET"
+    )
+    asked_for = os.environ.get("SDL_VIDEODRIVER")  # who names a driver knows what he does
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.platform.startswith("linux") and not (asked_for or has_screen):
+        raise without
     with script.blame("playing needs another package: pip install pygame", ImportError):
         import pygame
-    with script.blame("there is no display to play on", pygame.error):
+    try:
         pygame.display.init()
-    driver = pygame.display.get_driver()
-    if driver in ("dummy", "offscreen", "evdev") and driver != os.environ.get("SDL_VIDEODRIVER"):
-        raise script.UserError(
-            "there is no display to play on; without one: --from-run RUN_DIR or --from-minari DATASET"
-        )
+    except pygame.error:
+        raise without from None
+    if pygame.display.get_driver() in ("dummy", "offscreen") and not asked_for:
+        raise without
 
 
 def record_by_keyboard(script, args):
@@ -191,6 +197,7 @@ def main():
             return
         args = script.tuned(*flags)
         script.check_args(args)
+        script.check_demo_args(args)
         if given.from_minari:
             record_from_minari(script, args, given.from_minari)
         else:

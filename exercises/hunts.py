@@ -310,20 +310,19 @@ def tiny_sequences(m):
     args = m.Args(env_id="Classroom/Password-v0", recurrent=False, hidden_sizes=(8,), seed=1)
     envs = m.make_envs(args, 1)
     agent = m.make_agent(args, envs)
-    space = envs.single_observation_space, envs.single_action_space
-    buffer = m.SequenceBuffer(3, 1, *space, agent.state_size, 1)
-    obs = np.eye(3, 12, dtype=np.float32)[:, None]
+    buffer = m.SequenceBuffer(3, 1, envs.single_observation_space, envs.single_action_space)
+    buffer.state = tensor([[]])  # there is no GRU
+    obs = np.eye(4, 11, dtype=np.float32)[:, None]
     for t in range(3):
-        no, yes = np.array([False]), np.array([True])
-        ends = yes if t == 0 else no, no, yes if t == 1 else no
-        buffer.add(obs[t], [[0]], [1.0], *ends, [1 if t == 0 else 0], obs[(t + 1) % 3])
+        step = m.Step([[0]], obs[t + 1], [1.0], [t == 0], [False])
+        buffer.add(t, obs[t], step, [t == 1], [1 if t == 0 else 0])
     return agent, buffer, args
 
 
 def check_demonstrator(m, train):
     agent, buffer, _ = tiny_sequences(m)
-    buffer.evaluate(agent)
-    replayed, _, own = buffer.log_probs[:, 0].tolist()
+    log_probs, _ = buffer.log_probs_and_values(agent)
+    replayed, _, own = log_probs[:, 0].tolist()
     if abs(replayed) > 1e-6 or not -0.8 < own < -0.6:
         return (
             f"who demonstrates is certain of his actions, log 1 = 0, and a new agent undecided between two, log 1/2 = "
@@ -340,9 +339,9 @@ hunt(
     "says, but the policy does not take more from them than from its own episodes.",
     check=check_demonstrator,
     plant=Plant(
-        "SequenceBuffer.evaluate",
-        'self.log_probs[self.tensors("demo_ids")[0] > 0] = agent.certain_log_prob()',
-        'self.log_probs[self.tensors("demo_ids")[0] > 1] = agent.certain_log_prob()',
+        "SequenceBuffer.log_probs_and_values",
+        "replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)",
+        "replayed = torch.as_tensor(self.demo_ids > 1, device=agent.device)",
     ),
 )
 
@@ -351,11 +350,13 @@ def check_reset_rows(m, train):
     gradients = []
     for junk in (0.0, 1000.0):
         agent, buffer, args = tiny_sequences(m)
-        buffer.evaluate(agent)
+        buffer.compute_advantages(*buffer.log_probs_and_values(agent), args)
         buffer.advantages = tensor([[1.0], [junk], [3.0]])
         buffer.returns = tensor([[1.0], [junk], [3.0]])
-        (batch,) = buffer.minibatches(1, np.random.default_rng(0))
-        gradients.append(m.sequence_gradient(agent, batch, args)[0].tolist())
+        (batch,) = buffer.minibatches(1, 1, np.random.default_rng(0))
+        loss, _ = m.sequence_loss(agent, batch, args)
+        loss.backward()
+        gradients.append([number for p in agent.parameters() for number in p.grad.flatten().tolist()])
     if not close(*gradients, 1e-5):
         return "what stands in a reset row, where no action was taken, changes the gradient"
 
@@ -369,9 +370,9 @@ hunt(
     "it should be in the first updates, near 0. With --no-norm-adv there is no difference.",
     check=check_reset_rows,
     plant=Plant(
-        "sequence_gradient",
-        "normalize(advantages) if args.norm_adv",
-        "normalize(batch.advantages)[batch.trained] if args.norm_adv",
+        "sequence_loss",
+        "advantages = normalize(advantages)",
+        "advantages = normalize(batch.advantages)[trained]",
     ),
 )
 

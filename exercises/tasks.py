@@ -1590,7 +1590,7 @@ HERE = Path(__file__).resolve().parent
 DEMOS = HERE / "demos" if (HERE / "demos").is_dir() else HERE.parent / "demos" / "MountainCar-v0"
 PPOD_SMALL = {"recurrent": False, "num_envs": 8, "num_steps": 32, "learning_rate": 5e-3, "hidden_sizes": (32,),
               "ent_coef": 0.0, "anneal_lr": False, "seed": 1}  # fmt: skip
-MOUNTAIN_CAR = {"env_id": "MountainCar-v0", "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS),
+MOUNTAIN_CAR = {"env_id": "MountainCar-v0", "wrappers": ("GoalReward",), "initial_human_demos_dir": str(DEMOS),
                 "rho": 0.2, "phi": 0.1, "num_envs": 16, "hidden_sizes": (64,), "recurrent": False,
                 "normalize_obs": True, "learning_rate": 1e-3, "total_timesteps": 200_000, "stop_at_return": 0.98,
                 "seed": 1}  # fmt: skip
@@ -1602,8 +1602,8 @@ def train_on_password(m, train, **settings):
     obs.append(env.reset(seed=0)[0])
     for action in env.RIGHT:
         obs.append(env.step(action)[0])
-    rows, rewards = m.as_rows(np.array(obs), env.observation_space), np.array([0.0] * 9 + [1.0], np.float32)
-    demo = m.as_demo(rows, np.array(env.RIGHT)[:, None], rewards, True)
+    rewards = np.array([0.0] * 9 + [1.0], np.float32)
+    demo = m.as_demo(np.array(obs), np.array(env.RIGHT)[:, None], rewards, True)
     with tempfile.TemporaryDirectory() as folder:
         args = m.Args(env_id="Classroom/Password-v0", initial_human_demos_dir=folder)
         m.save_demo(Path(folder, "demo.npz"), demo, args, env.observation_space, spaces.Discrete(2))

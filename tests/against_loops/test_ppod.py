@@ -137,7 +137,7 @@ def test_replays(script):
     Fails if the environment behind a replay is seen, counted or tracked, or if any row of a replay is not the demo's
     own. Tracked episodes, returns and steps are those of the environments alone.
     """
-    run, rollouts = train_on_walks(script, 16)
+    run, rollouts = train_on_walks(script, 12)
     assert rollouts[0].demo_ids[0].any()  # slots draw before their first row
     finished, totals, real_rows, replayed = [], [], 0, 0
     for i in range(3):
@@ -169,7 +169,7 @@ def test_replays(script):
                 assert (final["rewards"], final["terminated"], final["truncated"]) == (0, False, False)
             t += length + 1
     demos = run.parts["demos"]
-    assert (run.step, demos.replayed_rows) == (real_rows, replayed) and replayed > 50 and real_rows > 50
+    assert (run.step, demos.replayed_rows) == (real_rows, replayed) and replayed > 40 and real_rows > 40
     assert run.figures["training_rows"][-1] == real_rows + replayed
     assert sorted(total for _, total in run.episodes) == sorted(totals)
     tracked = sorted((int(demo.obs[0, 0]), demo.obs[0, 1], len(demo.rewards)) for demo in demos.value_demos)
@@ -362,20 +362,20 @@ def test_figures_of_nothing_but_replays(script):
 def test_training(script, more):
     """Fails if the weights of a short training differ from those that torch's own Adam gives with the slow loss on the
     same minibatches, or if statistics have seen something else than the played rows."""
-    settings = {"update_epochs": 3, "learning_rate": 3e-2, "max_grad_norm": 0.2} | more
-    run, rollouts = train_on_walks(script, 3, **settings)
+    settings = {"update_epochs": 2, "learning_rate": 5e-2, "max_grad_norm": 0.2} | more
+    run, rollouts = train_on_walks(script, 2, **settings)
     agent = copy.deepcopy(run.calls[0].agent)
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
     steps = 0
     for i, (call, rollout) in enumerate(zip(run.calls, rollouts)):
-        played, new_rollout = ~rollout.reset_rows, i % 3 == 0
+        played, new_rollout = ~rollout.reset_rows, i % 2 == 0
         if new_rollout:
-            optimizer.param_groups[0]["lr"] = 3e-2 * (1 - steps / 21 if run.args.anneal_lr else 1)
-            close(run.figures["learning_rate"][i // 3], optimizer.param_groups[0]["lr"])
+            optimizer.param_groups[0]["lr"] = 5e-2 * (1 - steps / 14 if run.args.anneal_lr else 1)
+            close(run.figures["learning_rate"][i // 2], optimizer.param_groups[0]["lr"])
             steps += (played & (rollout.demo_ids == 0)).sum()
         if run.args.normalize_obs:
             agent.obs_stats.load_state_dict(call.agent.obs_stats.state_dict())
-            seen = [rollout.obs[:-1][~rollout.reset_rows] for rollout in rollouts[: i // 3 * 3 : 3]]
+            seen = [rollout.obs[:-1][~rollout.reset_rows] for rollout in rollouts[: i // 2 * 2 : 2]]
             if seen:
                 close(agent.obs_stats.mean, np.concatenate(seen).mean(0))
             assert np.abs(rollout.rewards[played]).max() <= 10

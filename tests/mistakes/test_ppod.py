@@ -86,7 +86,6 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "any return does": "total > 0 -> True",
         "0 does": "total > 0 -> total >= 0",
     },
-    ("is_good", FAILURES): {"failures become reward demos": "total > 0 -> True"},
     ("PPODBuffer.consider", by_hand.test_value_demos): {
         "only worse ones join": "demo.max_value > min -> demo.max_value < min",
         "capacity forgotten": "self.check_demo_buffer_capacity() -> pass",
@@ -106,6 +105,71 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "writes into the caller's arrays": "array.copy() for -> array for",
         "the agent's actions": "actions[i] = demo.actions[t] -> pass",
     },
+    ("SequenceBuffer.log_probs_and_values", by_hand.test_replayed_rows): {
+        "a demonstrator in doubt": "log_probs[replayed] = agent.certain_log_prob() -> pass",
+    },
+    ("SequenceBuffer.compute_advantages", by_hand.test_replayed_rows): {
+        "ends exchanged": "terminated, truncated\n -> truncated, terminated\n",
+        "gamma for lambda": "args.gamma, args.gae_lambda -> args.gamma, args.gamma**2",
+    },
+    ("RecurrentAgent.certain_log_prob", loops.test_a_gaussian_demonstrator): {
+        "density 1": "if not self.continuous -> if True",
+    },
+    ("RecurrentAgent.features", by_hand.test_recurrent_states): {
+        "state goes on over a reset row": "state = state * ~reset_rows[t, :, None] -> pass",
+        "state zero in every row": "state * ~reset_rows[t, :, None] -> 0 * state",
+        "forgets before the final observation": "features.append(state) -> "
+        "features.append(state * ~reset_rows[t, :, None])",
+    },
+    ("SequenceBuffer.log_probs_and_values", by_hand.test_recurrent_states): {
+        "states after each row": "torch.cat([self.state[None], states[:-1]]) -> states",
+        "last value without memory": "agent.value(obs[-1], states[-1]) -> agent.value(obs[-1], 0 * states[-1])",
+    },
+    ("SequenceBuffer.chunks", loops.test_chunks): {
+        "time and slots mixed up": "movedim(0, 2).flatten(1, 2) -> movedim(0, 1).flatten(1, 2)",
+    },
+    ("SequenceBuffer.minibatches", loops.test_chunks): {
+        "state of the last step of a chunk": "(self.states, length)[0] -> (self.states, length)[-1]",
+    },
+    ("sequence_loss", LOSS): {
+        "reset rows learnt": "trained = ~batch.reset_rows -> trained = batch.reset_rows | True",
+        "reset rows in the mean of advantages": "normalize(advantages) -> normalize(batch.advantages)[trained]",
+        "replays in the figures": "[~batch.replayed[trained]] -> ",
+        "entropy of reset rows": "entropies[trained].mean() -> entropies.mean()",
+        "entropy punished": "- args.ent_coef * entropy -> + args.ent_coef * entropy",
+    },
+    ("sequence_loss", CLIPPED_LOSS): {
+        "always normalised": "if args.norm_adv: -> if True:",
+        "never clipped": "if args.clip_vloss else None -> if False else None",
+    },
+    ("sequence_loss", loops.test_figures_of_nothing_but_replays): {"mean of nothing": "if len(own) == 0: -> if False:"},
+    ("to_env", INTEGERS): {
+        "truncates": "np.rint(actions) -> actions",
+        "bounds forgotten": "np.clip(actions, space.low, space.high) -> actions",
+    },
+    ("to_env", FROM_5): {"start forgotten": 'getattr(space, "start", 0) -> 0'},
+    ("from_env", BACK_FROM_5): {"start forgotten": 'getattr(space, "start", 0) -> 0'},
+    ("RecurrentAgent.act", loops.test_act_remembers_and_forgets): {
+        "remembers nothing": "actions, self.state = -> actions, _ =",
+    },
+    ("RecurrentAgent.begin_episodes", loops.test_act_remembers_and_forgets): {
+        "remembers the last episode": "self.state = -> "
+        'if episodes != len(getattr(self, "state", ())):\n            self.state =',
+    },
+    ("RecurrentAgent.sample", loops.test_gaussian_actions_have_their_mean_and_deviation): {
+        "log_std for std": "detach().exp() -> detach()",
+        "noise unasked": "0 if rng is None else rng.standard_normal(output.shape, np.float32) -> "
+        "np.random.standard_normal(output.shape)",
+    },
+    ("GridPatches.one_hot", loops.test_cells_enter_one_hot): {
+        "numbers too large": ".clamp(max=size - 1) -> .clamp(max=3)"
+    },
+    ("GridPatches.forward", loops.test_patches_are_seen_alike_wherever_they_are): {
+        "rows and columns exchanged": "movedim(3, 1) -> movedim(3, 1).transpose(2, 3)",
+    },
+}
+MISTAKES_OF_RUNS = {  # the same, of whole rollouts
+    ("is_good", FAILURES): {"failures become reward demos": "total > 0 -> True"},
     ("PPODBuffer.replay", loops.test_replays): {
         "the environment is seen in mid-episode": "& shows_env & self.away -> & shows_env & False",
         "every demo ends terminated": "is_last and demo.terminated -> is_last",
@@ -127,52 +191,14 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "observations change places": "obs = step.next_obs -> obs = step.next_obs[::-1]",
         "no replay at first": "obs = demos.begin_episodes(obs, rng) -> pass",
     },
-    ("SequenceBuffer.log_probs_and_values", by_hand.test_replayed_rows): {
-        "a demonstrator in doubt": "log_probs[replayed] = agent.certain_log_prob() -> pass",
-    },
-    ("SequenceBuffer.compute_advantages", by_hand.test_replayed_rows): {
-        "ends exchanged": "terminated, truncated\n -> truncated, terminated\n",
-        "gamma for lambda": "args.gamma, args.gae_lambda -> args.gamma, args.gamma**2",
-    },
-    ("RecurrentAgent.certain_log_prob", loops.test_a_gaussian_demonstrator): {
-        "density 1": "if not self.continuous -> if True",
-    },
-    ("RecurrentAgent.features", by_hand.test_recurrent_states): {
-        "state goes on over a reset row": "state = state * ~reset_rows[t, :, None] -> pass",
-        "state zero in every row": "state * ~reset_rows[t, :, None] -> 0 * state",
-        "forgets before the final observation": "features.append(state) -> "
-        "features.append(state * ~reset_rows[t, :, None])",
-    },
     ("RecurrentAgent.features", FEATURES): {
         "one reset row for all": "~reset_rows[t, :, None] -> ~reset_rows[t].any()",
         "steps and slots exchanged": "unflatten(0, reset_rows.shape) -> "
         "unflatten(0, reset_rows.T.shape).transpose(0, 1)",
     },
-    ("SequenceBuffer.log_probs_and_values", by_hand.test_recurrent_states): {
-        "states after each row": "torch.cat([self.state[None], states[:-1]]) -> states",
-        "last value without memory": "agent.value(obs[-1], states[-1]) -> agent.value(obs[-1], 0 * states[-1])",
-    },
-    ("SequenceBuffer.chunks", loops.test_chunks): {
-        "time and slots mixed up": "movedim(0, 2).flatten(1, 2) -> movedim(0, 1).flatten(1, 2)",
-    },
-    ("SequenceBuffer.minibatches", loops.test_chunks): {
-        "state of the last step of a chunk": "(self.states, length)[0] -> (self.states, length)[-1]",
-    },
     ("SequenceBuffer.minibatches", CHUNKS): {
         "state of the last step of a chunk": "(self.states, length)[0] -> (self.states, length)[-1]",
     },
-    ("sequence_loss", LOSS): {
-        "reset rows learnt": "trained = ~batch.reset_rows -> trained = batch.reset_rows | True",
-        "reset rows in the mean of advantages": "normalize(advantages) -> normalize(batch.advantages)[trained]",
-        "replays in the figures": "[~batch.replayed[trained]] -> ",
-        "entropy of reset rows": "entropies[trained].mean() -> entropies.mean()",
-        "entropy punished": "- args.ent_coef * entropy -> + args.ent_coef * entropy",
-    },
-    ("sequence_loss", CLIPPED_LOSS): {
-        "always normalised": "if args.norm_adv: -> if True:",
-        "never clipped": "if args.clip_vloss else None -> if False else None",
-    },
-    ("sequence_loss", loops.test_figures_of_nothing_but_replays): {"mean of nothing": "if len(own) == 0: -> if False:"},
     ("train", TRAINING): {
         "gradients add up": "optimizer.zero_grad() -> 0",
         "gradients as long as they are": "nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm) -> 0",
@@ -187,41 +213,29 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("train", loops.test_rewards_that_are_learnt_from): {
         "signs learnt unasked": "buffer.rewards = np.sign(buffer.rewards) -> pass",
     },
-    ("to_env", INTEGERS): {
-        "truncates": "np.rint(actions) -> actions",
-        "bounds forgotten": "np.clip(actions, space.low, space.high) -> actions",
-    },
-    ("to_env", FROM_5): {"start forgotten": 'getattr(space, "start", 0) -> 0'},
-    ("from_env", BACK_FROM_5): {"start forgotten": 'getattr(space, "start", 0) -> 0'},
-    ("RecurrentAgent.act", loops.test_act_remembers_and_forgets): {
-        "remembers nothing": "actions, self.state = -> actions, _ =",
-    },
-    ("RecurrentAgent.begin_episodes", loops.test_act_remembers_and_forgets): {
-        "remembers the last episode": "self.state = -> "
-        'if episodes != len(getattr(self, "state", ())):\n            self.state =',
-    },
     ("RecurrentAgent.begin_episodes", DRAWN): {
         "other draws in each evaluation": "default_rng(self.seed) -> default_rng()"
     },
     ("RecurrentAgent.act", DRAWN): {"likeliest only": "self.rng if self.sample_actions else None -> None"},
-    ("RecurrentAgent.sample", loops.test_gaussian_actions_have_their_mean_and_deviation): {
-        "log_std for std": "detach().exp() -> detach()",
-        "noise unasked": "0 if rng is None else rng.standard_normal(output.shape, np.float32) -> "
-        "np.random.standard_normal(output.shape)",
-    },
-    ("GridPatches.one_hot", loops.test_cells_enter_one_hot): {
-        "numbers too large": ".clamp(max=size - 1) -> .clamp(max=3)"
-    },
-    ("GridPatches.forward", loops.test_patches_are_seen_alike_wherever_they_are): {
-        "rows and columns exchanged": "movedim(3, 1) -> movedim(3, 1).transpose(2, 3)",
-    },
 }
+
+
+def catch(script, where, check, change):
+    """AssertionError unless the script passes this check, and does not with this change."""
+    assert passes(check, script)
+    faulty = mutant(script, where, *change.split(" -> "))
+    with pytest.raises((AssertionError, ValueError, IndexError, RuntimeWarning)):
+        check(faulty)
 
 
 @pytest.mark.parametrize("where, check, change", **by_name(MISTAKES))
 def test_mistake_is_caught(script, where, check, change):
     """Fails if a known mistake passes the check that is there for it, or if the script does not pass this check."""
-    assert passes(check, script)
-    faulty = mutant(script, where, *change.split(" -> "))
-    with pytest.raises((AssertionError, ValueError, IndexError, RuntimeWarning)):
-        check(faulty)
+    catch(script, where, check, change)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where, check, change", **by_name(MISTAKES_OF_RUNS))
+def test_mistake_of_a_run_is_caught(script, where, check, change):
+    """The same."""
+    catch(script, where, check, change)

@@ -28,9 +28,7 @@ def value_of(agent, *numbers):
     return agent.critic(features[-1]).item()
 
 
-@pytest.mark.parametrize(
-    "end, value, recurrent", [("terminated", 1, True), ("terminated", 1, False), ("truncated", 2, False)]
-)
+@pytest.mark.parametrize("end, value, recurrent", [("terminated", 1, True), ("truncated", 2, False)])
 def test_values_at_the_end(script, end, value, recurrent):
     """One step with reward 1, gamma 0.5: V = 1, or truncated 1 / (1 - 0.5) = 2. Fails if an end reaches the critic as
     another one, anywhere between environment and network. (A GRU tells the final observation from the first one, and
@@ -49,7 +47,7 @@ def test_discount(script):
 def test_credit(script, recurrent):
     """Action 1 is right where the observation is 1, action 0 where it is -1. Fails if rewards go to another row."""
     reward = lambda obs, action: float(action == (obs > 0))
-    run = solve(script, lambda: Probe(varied=True, reward=reward), recurrent=recurrent, total_timesteps=3_000)
+    run = solve(script, lambda: Probe(varied=True, reward=reward), recurrent=recurrent, total_timesteps=2_000)
     assert run.evaluations[-1][2] == 1
 
 
@@ -86,7 +84,7 @@ def solve_chain(script, folder, steps, **settings):
 
 def test_chain_is_solved_from_one_demo(script, tmp_path):
     """2 ** -12 is the chance of a random policy; one demo shows the way. Fails if replays teach nothing."""
-    run = solve_chain(script, tmp_path, 4_000)
+    run = solve_chain(script, tmp_path, 3_000)
     assert run.evaluations[-1][2] == 1
     (human,) = [demo for demo in run.parts["demos"].reward_demos if demo.human]
     assert human.total == 1 and len(run.parts["demos"].reward_demos) > 1
@@ -107,7 +105,7 @@ def test_chain_with_a_gru(script, tmp_path):
 def test_value_demos_are_replayed(script, tmp_path):
     """Replays of failures alone teach the critic nothing, but do no harm. Fails if they do not join, stay within the
     capacity or get replayed."""
-    run = solve_chain(script, tmp_path, 1_000, rho=0.0, phi=0.3, initial_reward_threshold=0.5, demo_capacity=20)
+    run = solve_chain(script, tmp_path, 600, rho=0.0, phi=0.3, initial_reward_threshold=0.5, demo_capacity=20)
     demos = run.parts["demos"]
     assert len(demos.value_demos) == 19 and demos.replayed_rows > 0
 
