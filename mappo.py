@@ -837,14 +837,14 @@ def mlp(inputs, hidden_sizes, outputs, gain):
     return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
 
 
-def gru_cell(size):
-    """A GRU cell with orthogonal weights and zero biases."""
-    cell = nn.GRUCell(size, size)
-    for weight in (cell.weight_ih, cell.weight_hh):
-        nn.init.orthogonal_(weight)
-    for bias in (cell.bias_ih, cell.bias_hh):
-        nn.init.zeros_(bias)
-    return cell
+def gru_cell(inputs, size):
+    """A GRUCell with orthogonal weights and zero biases."""
+    gru = nn.GRUCell(inputs, size)
+    nn.init.orthogonal_(gru.weight_ih)
+    nn.init.orthogonal_(gru.weight_hh)
+    nn.init.zeros_(gru.bias_ih)
+    nn.init.zeros_(gru.bias_hh)
+    return gru
 
 
 def categorical(logits, actions, sizes):

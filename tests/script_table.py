@@ -440,7 +440,8 @@ ALL_OFF = "--no-double --no-prioritized --no-dueling --no-multi-step --no-distri
 FRAMES = "--env-id rainbow_envs:Frames-v0 --stacked-frames yes"
 RAINBOW = Script(
     name="rainbow.py",
-    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4 --learning-rate 5e-3 --v-max 40",
+    fast=f"{REPLAY} --num-envs 4 --hidden-sizes 64 --learning-starts 100 --eval-episodes 4 --learning-rate 5e-3 "
+    "--v-max 40",
     one=f"{REPLAY} --num-envs 1 --hidden-sizes 64 --learning-starts 16 --eval-episodes 2",
     stride=4,
     explores=True,
