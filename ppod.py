@@ -551,8 +551,8 @@ class PPODBuffer:
                 self.away[i] = True
         return obs
 
-    def begin_episodes(self, obs, rng):
-        """What the slots show of environments that were made anew, and of which obs (N, …) came; forget all before."""
+    def restart(self, obs, rng):
+        """Forget all episodes and replays under way. Returns what the slots show of new environments that show obs."""
         self.away[:] = False
         self.episodes = [[] for _ in self.episodes]
         return self.draw(range(len(obs)), obs, rng)
@@ -806,7 +806,7 @@ def train(args):
     while not run.is_finished():
         if run.restarts:  # at first and after each checkpoint: new environments, new episodes
             envs, obs, rng = run.new_envs()
-            obs = demos.begin_episodes(obs, rng)
+            obs = demos.restart(obs, rng)
             state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
             reset_rows = np.zeros(args.num_envs, bool)  # whether in the next row a slot only draws what it shows next
             buffer = SequenceBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)

@@ -189,7 +189,7 @@ MISTAKES_OF_RUNS = {  # the same, of whole rollouts
         "replays counted": "real = ~reset_rows & (demo_ids == 0) -> real = ~reset_rows",
         "returns of replays counted": "ended & real -> ended",
         "observations change places": "obs = step.next_obs -> obs = step.next_obs[::-1]",
-        "no replay at first": "obs = demos.begin_episodes(obs, rng) -> pass",
+        "no replay at first": "obs = demos.restart(obs, rng) -> pass",
     },
     ("RecurrentAgent.features", FEATURES): {
         "one reset row for all": "~reset_rows[t, :, None] -> ~reset_rows[t].any()",
