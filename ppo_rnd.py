@@ -8,17 +8,19 @@
 """PPO with random network distillation (RND): curiosity as a second reward, all of it in this one file.
 
 Where rewards are rare, an agent that acts at random may never find one. RND also rewards it for what it has not seen
-before. A predictor g learns to give the same features as a target network f, whose random weights never change. Where
-the agent has been often, the predictor is good; its error on the next observation says how new that is:
+before. A predictor g (the paper's f with a hat) learns to give the same features as a target network f, whose random
+weights never change. Where the agent has been often, the predictor is good; its error on the next observation says how
+new that is:
 
     r_int = mean over features of (g(s') - f(s'))^2                                (arXiv 1810.12894, section 2.2)
 
-Each kind of reward has its own discount and its own critic. Extrinsic returns end with the episode. Intrinsic returns
-go on into the next one: whoever dies in search of something new can go on searching, and loses nothing by the risk.
-PPO follows the sum of both advantages, c_ext A_ext + c_int A_int. All else is as in ppo.py: `diff ppo.py ppo_rnd.py`.
+Each kind of reward has its own discount and its own critic (section 2.3). Extrinsic returns end with the episode.
+Intrinsic returns go on into the next one: who dies in search of something new can go on searching, and loses only the
+way back. PPO follows the sum of both advantages, c_ext A_ext + c_int A_int. All else is as in ppo.py: see
+`diff ppo.py ppo_rnd.py`.
 
     python ppo_rnd.py                                        # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
-    python ppo_rnd.py --intrinsic-coef 0                     # the same without curiosity: it finds nothing
+    python ppo_rnd.py --intrinsic-coef 0                     # without curiosity: it finds nothing
     python ppo_rnd.py --evaluate runs/DIR --render           # watch what a run has left behind
 
 Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
@@ -86,13 +88,15 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
-    extrinsic_coef: float = 2.0  # weight of the advantages that the environment's rewards give
-    intrinsic_coef: float = 1.0  # weight of the advantages that novelty gives; 0: no curiosity
+    extrinsic_coef: float = 2.0  # weight of extrinsic advantages (with norm_adv only the two weights' ratio matters)
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: novelty is learnt, but not followed
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # share of each minibatch that the predictor learns from
+    predictor_share: float = (
+        0.25  # share of each minibatch that the predictor learns from: about one pass in four epochs
+    )
     random_steps: int = 100  # steps of random play, in each environment, that begin the statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -252,7 +256,7 @@ class Agent(nn.Module):
 
 
 class CuriousAgent(Agent):
-    """An Agent with two critics: the inherited one for extrinsic returns, another for intrinsic ones."""
+    """The agent that is trained here. It has two critics: the inherited one for extrinsic returns, and another."""
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__(observation_space, action_space, args, device)
@@ -300,13 +304,15 @@ class RND(nn.Module):
         self.predictor = feature_network(observation_space, hidden_layers=2)  # deeper than what it learns
         self.target.requires_grad_(False)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack. They are
+        # always used here and count what steps led to; the agent's own, of --normalize-obs, what it acted on.
         self.obs_stats = RunningMeanStd(*observation_space.shape)
         self.sum_stats = RunningMeanStd()
         self.register_buffer("sums", torch.zeros(num_envs, dtype=torch.float64))  # G of each environment: see scale
 
     def forward(self, obs):
         """Novelty (B,) of a tensor of observations (B, …): the squared error of the prediction, mean over features."""
+        # A number that has never varied has a deviation of nearly 0: when it first does, it becomes 5 or -5.
         x = self.obs_stats(obs.float()).clamp(-5, 5)
         if self.image:
             x = 255 * x  # NatureCNN takes bytes and divides them by 255
@@ -324,7 +330,10 @@ class RND(nn.Module):
         return self(obs.flatten(0, 1)).view(obs.shape[:2]).cpu()
 
     def rewards(self, next_obs, reset_rows, args):
-        """Intrinsic rewards (T, N) of steps that led to next_obs (T, N, …): novelty, scaled unless args forbid."""
+        """Intrinsic rewards (T, N) of steps that led to next_obs (T, N, …): novelty, scaled unless args forbid.
+
+        Those of reset rows mean nothing, and nobody reads them.
+        """
         novelty = self.novelty(next_obs)
         if args.normalize_intrinsic:
             return self.scale(novelty, reset_rows, args.intrinsic_gamma)
@@ -334,7 +343,8 @@ class RND(nn.Module):
         """Divide novelty (T, N) by the running deviation of its discounted sum G_t = novelty_t + gamma G_{t-1}.
 
         G runs forward in time in each environment, on over the ends of episodes and rollouts; only reset rows are left
-        out. No mean is subtracted: else what is less new than usual would be a punishment.
+        out. A sum over the past stands in for the return, which would need the future. No mean is subtracted: else what
+        is less new than usual would be a punishment.
         """
         reset_rows = torch.as_tensor(reset_rows)
         all_sums = torch.zeros(novelty.shape, dtype=torch.float64)
@@ -351,9 +361,9 @@ class RND(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
-# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
-# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
+# All tensors are time-major, (T, N). compute_gae: next_values[t] is the critic's value of the observation after step t.
+# If step t terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards
+# that were cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -374,9 +384,12 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
     """GAE that goes on over the ends of episodes: (advantages, lambda-returns), each (T, N). values are (T + 1, N).
 
-    What follows an episode's last step is the first observation of the next episode. It stands behind the reset row, so
-    reset rows are stepped over, and their advantages mean nothing. At the rollout's end values[T] stands for what
-    follows, as ever; if an episode ends in the last row, that is the value of its final observation.
+    A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t)
+
+    where u is the next row that is no reset row: t + 1, but t + 2 at an episode's end, where the next episode's first
+    observation stands behind the reset row (arXiv 1810.12894, section 2.3). Advantages of reset rows mean nothing. At
+    the rollout's end values[T] stands for what follows, as ever; if an episode ends in the last row, that is the value
+    of its final observation.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
@@ -384,12 +397,14 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * next_value - values[t]
         advantages[t] = delta + gamma * gae_lambda * next_advantage
+        # A reset row hands on what lies behind it.
         next_advantage = torch.where(reset_rows[t], next_advantage, advantages[t])
         next_value = torch.where(reset_rows[t], next_value, values[t])
     return advantages, advantages + values[:-1]
 
 
-# Flat tensors (B, …) of the same rows. The loss compares the present log-probs and values with the old ones.
+# Flat tensors (B, …) of the same rows. The loss compares the present log-probs and values with the old ones; next_obs
+# is what the predictor learns from.
 FIELDS = "obs actions next_obs old_log_probs old_values old_intrinsic_values advantages returns intrinsic_returns"
 Batch = namedtuple("Batch", FIELDS)
 
@@ -406,7 +421,7 @@ class CuriousBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between.
+    whether or not an episode ended in between. (Only intrinsic returns look one row further there.)
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -417,7 +432,7 @@ class CuriousBuffer:
         self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: what the last step led to
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
-        self.intrinsic_rewards = torch.zeros(T, N)  # for the novelty of what each step led to
+        self.intrinsic_rewards = torch.zeros(T, N)  # set after each rollout
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
@@ -580,7 +595,7 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_rollout(args, envs)
     agent = make_agent(args, envs)
-    rnd = make_rnd(args, envs, agent.device)  # it has watched some random play
+    rnd = make_rnd(args, envs, agent.device)  # random play has begun its statistics of observations (section 2.4)
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     predictor_optimizer = Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate)
     loss_function = torch.compile(curious_loss) if args.compile else curious_loss
@@ -607,6 +622,7 @@ def train(args):
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
+        # Rewards are fixed now: what the predictor learns below makes only later rollouts less new.
         buffer.intrinsic_rewards = rnd.rewards(buffer.obs[1:], buffer.reset_rows, args)
         log_probs, values, intrinsic_values = buffer.log_probs_and_values(agent)  # of the whole rollout at once
         buffer.compute_advantages(log_probs, values, intrinsic_values, args)
@@ -631,7 +647,7 @@ def train(args):
 
         if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting
             agent.obs_stats.update(buffer.played_obs())
-        rnd.update_obs_stats(buffer.next_obs())
+        rnd.update_obs_stats(buffer.next_obs())  # only now as well: rewards and predictor have seen the same numbers
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
