@@ -778,7 +778,6 @@ def train(args):
 
         next_value, _ = team.values(critic_buffer, -1)
         critic_buffer.compute_returns(next_value, team.value_norm)
-        run.log(learning_rate=learning_rate, explained_variance=critic_buffer.explained_variance())
 
         update_actors(team, actor_optimizers, actor_buffers, critic_buffer, args, rng, run)
         if team.value_norm is not None:
@@ -792,6 +791,7 @@ def train(args):
                 nn.utils.clip_grad_norm_(team.critic.parameters(), args.max_grad_norm)
                 critic_optimizer.step()
                 run.log(value_loss=loss.detach())
+        run.log(learning_rate=learning_rate, explained_variance=critic_buffer.explained_variance())
         for buffer in [*actor_buffers, critic_buffer]:
             buffer.after_update()
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint

@@ -387,7 +387,6 @@ MAPPO = Script(
         --env-kwargs {nonsense -> env_kwargs | --env-kwargs [1] -> env_kwargs | --env-kwargs DEEP -> env_kwargs
         --env-kwargs {"M":3} -> M | --env-id run_envs_teams:Unpicturable --capture-video -> Unpicturable
         --env-id run_envs_teams:Blind --capture-video -> Blind""",
-    diverges="--learning-rate 1e8 --no-anneal-lr",
     misfits="""--resume run --num-envs 8 -> num_envs | --resume run --state-type FP -> state_type
         --resume run --happo --no-share-policy -> happo share_policy | --evaluate run --hidden-sizes 32 -> network
         --evaluate run --recurrent -> network

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.by_hand.test_mappo import THREE, Shuffled, column, critic_buffer
 from tests.team_tools import SPREAD, arguments, played, rehearse_team
 from tests.tools import close
 
+slow = pytest.mark.slow
 # Rewards of single agents differ; who dies when differs from episode to episode, and the last end decides.
 DEATHS = [{"a": [3, "terminated"], "b": [4, "truncated"]}, {"a": [6, "terminated"], "b": [2, "truncated"]}]
 
@@ -153,6 +154,7 @@ def test_masks_come_from_info_or_from_the_observation(script):
     close(rows[0, layout.available[1]], np.arange(9) != 4)
 
 
+@slow
 def test_processes_give_the_same_as_one(script):
     """Fails if --async-envs loses or mixes up anything."""
     envs = [make(script, num_envs=2, async_envs=async_envs)[0] for async_envs in (False, True)]
@@ -265,6 +267,7 @@ def by_walking(rewards, values, ends, gamma, gae_lambda):
 NORMALIZER = SimpleNamespace(denormalize=lambda values: 2 * values + 1)
 
 
+@settings(max_examples=50)
 @given(rollouts(), st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([None, 0.0, 0.7, 1.0]))
 def test_returns_against_a_walk(script, rollout, gamma, gae_lambda):
     """Fails if any stream is mixed with another, any end is taken for another kind, or EP and FP differ."""
@@ -460,8 +463,11 @@ VARIANTS = {
 SCRIPTED = {"env_id": "Scripted", "env_kwargs": {"scripts": DEATHS, "masks": {"a": [0, 1, 1], "b": [1, 1, 1]}}}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("scripted", [False, True])
+FAST = [("recurrent, FP", False), ("separate", True), ("HAPPO", True)]
+SEEN = [pytest.param(n, s, marks=[] if (n, s) in FAST else [slow]) for n in VARIANTS for s in (False, True)]
+
+
+@pytest.mark.parametrize("name, scripted", SEEN)
 def test_learning_sees_what_acting_did(script, name, scripted):
     """Fails if any minibatch's log-probs or values under unchanged weights differ from those stored while acting.
 
@@ -598,7 +604,10 @@ def test_limits_truncate(script, limit):
 # ------------------------------------------------------------------------------------------------------------ updates
 
 
-@pytest.mark.parametrize("name", ["separate", "shared", "FP", "HAPPO", "GRU", "GRU, whole rollouts", "no clipping"])
+UPDATES = ["HAPPO", "GRU", "separate", "shared", "FP", "GRU, whole rollouts", "no clipping"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] if n > 1 else []) for n, name in enumerate(UPDATES)])
 def test_an_update_is_what_the_arguments_say(script, name):
     """10 steps in two environments: 20 rows, or 4 chunks of 5 steps, or 2 of all ten; three rollouts, with reset rows.
 
@@ -699,6 +708,7 @@ def test_rows_that_are_not_active_weigh_nothing(script, monkeypatch):
         assert torch.equal(*weights), more
 
 
+@slow
 def test_happo_hands_on_the_product_of_ratios(script):
     """Fails if an agent is updated with other than the product of the ratios of all who came before it, or if the order
     is always the same. MAPPO's separate policies know nothing of each other."""

@@ -26,14 +26,14 @@ GAMES = {
     "recall, recurrent": ("Recall", {"recurrent": True}, 2.0),
     "integers": ("Target", {"ent_coef": 0.0}, 0.0),
 }
-FAST = {"matrix, MAPPO", "matrix, HAPPO", "meet"}
+FAST = {"matrix, HAPPO"}
 
 
 def learned(script, name, **more):
     """The mean evaluation return of a short training run, and that of best play."""
     game, given, best = GAMES[name]
-    steps = {"Matrix": 4_000, "Meet": 8_000, "Recall": 12_000, "Target": 8_000}[game]
-    settings = dict(num_envs=8, num_steps=20, update_epochs=5, learning_rate=3e-3, total_timesteps=steps)
+    steps = {"Matrix": 2_000, "Meet": 8_000, "Recall": 12_000, "Target": 8_000}[game]
+    settings = dict(num_envs=16, num_steps=10, update_epochs=5, learning_rate=3e-3, total_timesteps=steps)
     settings |= dict(num_minibatches=2, eval_episodes=50, share_policy=game != "Matrix")  # there both see the same
     run = rehearse_team(script, game, evaluates=True, **settings | given | more)
     return run.evaluations[-1][2], best
@@ -54,6 +54,7 @@ def test_recall_needs_a_memory(script):
     assert mean < 1
 
 
+@slow
 def test_what_follows_a_death_is_learnt(script):
     """Widow: agent a dies in the first step, and the team, b alone, gets 1 in each of the two that follow. gamma = 0.5,
     lambda = 0: b's values are 0.75, 1.5 and 1. V(0) is the mean of 1 + 0.5 V(0) and 1, that is 4/3, and the first step
@@ -206,7 +207,8 @@ def test_what_a_file_may_ask_for(script, asked):
     assert script.untrusted(stored, stored) == ""  # given on the command line as well
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)])
+@slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_processes_end_without_a_word(script, number, tmp_path):
     """Fails if Ctrl-C or a kill, which in a terminal reach all processes, end in more than the line that says how to
     go on, or if a process outlives the first one."""
