@@ -32,8 +32,8 @@ FAST = {"matrix, HAPPO"}
 def learned(script, name, **more):
     """The mean evaluation return of a short training run, and that of best play."""
     game, given, best = GAMES[name]
-    steps = {"Matrix": 3_000, "Meet": 8_000, "Recall": 12_000, "Target": 8_000}[game]
-    settings = dict(num_envs=8, num_steps=20, update_epochs=5, learning_rate=3e-3, total_timesteps=steps)
+    steps = {"Matrix": 2_000, "Meet": 8_000, "Recall": 12_000, "Target": 8_000}[game]
+    settings = dict(num_envs=16, num_steps=10, update_epochs=5, learning_rate=3e-3, total_timesteps=steps)
     settings |= dict(num_minibatches=2, eval_episodes=50, share_policy=game != "Matrix")  # there both see the same
     run = rehearse_team(script, game, evaluates=True, **settings | given | more)
     return run.evaluations[-1][2], best
