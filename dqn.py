@@ -402,6 +402,7 @@ class RunningMeanStd(nn.Module):
         return ((x - mean) / std).clamp(-10, 10)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # Run tells the user if weights grow without end
 def relu_as_numpy(network, x):
     """What a network makes of a tensor x (B, inputs), as a NumPy array.
 

@@ -212,13 +212,14 @@ def main():
         found = run_difference(folder / "unbroken", folder / "killed")
         versions = json.loads((folder / "unbroken/config.json").read_text())["versions"]
         text = hashlib.sha256((folder / args.script).read_bytes()).hexdigest()[:12]
+    shown = " ".join(flags[1:]).replace(f"{HERE.parent}/", "")
     verdict = f"DIFFERENT, {found}" if found else "the same, bit for bit"
     kills = f"{done} kills, {early} before the first of {number} checkpoints"
-    print(f"{args.script}, {args.name} ({' '.join(flags[1:])}): {kills}: {verdict}")
+    print(f"{args.script}, {args.name} ({shown}): {kills}: {verdict}")
     keep(
         args.script,
         args.name,
-        flags=" ".join(flags[1:]),
+        flags=shown,
         kills=done,
         before_the_first_checkpoint=early,
         checkpoints=number,

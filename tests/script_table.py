@@ -57,6 +57,7 @@ class Script:
     teams: bool = False  # it plays PettingZoo's parallel environments: those of run_envs_teams.py
     always: str = ""  # flags that it needs to take the environments of run_envs.py, whatever the test
     names_the_step: bool = True  # with `one`, it sees a NaN in the step that brought it
+    prints: str = ""  # how a line begins that it prints about the environments before anything else
     draws: dict = dataclasses.field(default_factory=dict)  # pictures besides the curve: function(folder, …) -> file
     # Kills. The first is tried in the fast tests too, and around every write.
     kinds: dict  # of state: a name -> flags of a run with two checkpoints, within some tens of milliseconds
@@ -209,6 +210,7 @@ PPO_MASKED = Script(
     fast="--num-envs 4 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 4",
     one="--num-envs 1 --num-steps 32 --num-minibatches 4 --update-epochs 2 --eval-episodes 2",
     always="--no-mask",
+    prints="action masks come from",
     kinds=small(
         ON_POLICY,
         {
@@ -231,8 +233,7 @@ PPO_MASKED = Script(
     actions=words("discrete multidiscrete multibinary"),
     observations=words("matrix discrete multibinary multidiscrete tuple"),
     options=lines("""--estimator vtrace | --estimator vanilla | --clip-vloss --clip-vloss-coef 0.01
-        --target-kl 0.001 | --normalize-reward | --critic-hidden-sizes 32 | --clip-reward
-        --naive-mask | --no-mask"""),
+        --target-kl 1e-6 | --normalize-reward | --critic-hidden-sizes 32 | --naive-mask | --no-mask"""),
     minigrid="--no-mask --eval-episodes 2",
     no_actions=f"{NO_ACTIONS} | box ppo.py",
     out_of_range=BAD_SIZES,
@@ -272,7 +273,7 @@ PPO_RND = Script(
         --no-normalize-intrinsic | --predictor-learning-rate 1e-3 | --predictor-share 1 | --random-steps 0
         --clip-vloss --clip-vloss-coef 0.01 | --critic-hidden-sizes 32 | --normalize-obs | --normalize-reward"""),
     out_of_range=BAD_SIZES
-    + """| intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
+    + """ | intrinsic-gamma 1.5 | predictor-share 0 2 | random-steps -1 | intrinsic-coef nan | extrinsic-coef -1
         predictor-learning-rate -1""",
     refused=BAD_ROLLOUTS,
     diverges=DIVERGES,
@@ -377,7 +378,7 @@ DQN = Script(
         --env-id run_envs:Match-v0 --env-kwargs {"observation":"channels_first"} --normalize-obs -> normalize_obs
         --buffer-size 100 --batch-size 128 -> buffer_size 100 128 | --buffer-size 2 --batch-size 1 -> buffer_size 2 4
         --buffer-size 1000000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory""",
-    diverges="--learning-rate 1e30 --no-anneal-lr --max-grad-norm 1e30",
+    diverges="--learning-rate 1e15 --no-anneal-lr --hidden-sizes 64 64",
     misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
         --resume run --buffer-size 400 -> buffer_size | --evaluate run --hidden-sizes 32 -> network""",
 )

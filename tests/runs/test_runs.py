@@ -149,14 +149,16 @@ def says(err, expected):
 
 @pytest.fixture
 def complaint(program, capfd):
-    """complaint(*flags): what these flags make the script say on stderr; it must end with 2 and write nothing."""
+    """complaint(*flags): what these flags make the script say on stderr; it must end with 2 and write nothing. All that
+    it may print is what it has seen of the environments."""
 
     def call(*flags, plain=True):
         before = snapshot()
         capfd.readouterr()
         code = program.main(*flags)
         out, err = capfd.readouterr()
-        assert code == 2 and out == "" and snapshot() == before
+        assert code == 2 and snapshot() == before
+        assert out == "" or program.prints and all(line.startswith(program.prints) for line in out.splitlines()), out
         assert is_plain(err) if plain else err and "Traceback" not in err, err
         return err
 
@@ -305,6 +307,8 @@ def test_evaluation_counts_nothing_after_an_episode_ended(program):
     here an episode's return is its length, and the lengths differ."""
     lengths, env = [], gym.make("run_envs:Uneven-v0")
     for seed in range(5, 17):
+        if program.teams:  # TeamEnv draws the seed of each episode
+            seed = int(np.random.default_rng(seed).integers(2**31))
         env.reset(seed=seed)
         lengths.append(env.unwrapped.left)
     assert len(set(lengths)) > 4
@@ -347,7 +351,8 @@ def test_config_of_a_run_reproduces_it_and_flags_win(program, finished):
     args = config("other")["args"]
     assert (args["seed"], args["eval_episodes"], args["total_timesteps"]) == (2, 2, 1000)
     weights = [checkpoint(program, run)["agent"] for run in (finished, "other")]
-    weights = [{name: value for name, value in part.items() if name.endswith(("weight", "q"))} for part in weights]
+    layers = lambda part: [name for name in part if name.endswith(("weight", "q")) and np.ndim(part[name]) > 0]
+    weights = [{name: part[name] for name in layers(part)} for part in weights]
     assert not any(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert table(finished / "metrics.csv") != table(Path("other/metrics.csv"))
 
@@ -405,7 +410,7 @@ def test_two_runs_at_the_same_moment(program, monkeypatch):
 
 
 @slow
-@has("normalize_obs")
+@where(lambda script: script.has("normalize_obs") and hasattr(script.module, "RunningMeanStd"))
 def test_normalisers_come_back(program):
     """Fails if the running means are not saved with the weights: the loaded agent would then play differently."""
     module = program.module
@@ -595,7 +600,7 @@ def test_no_space_left(size, program, finished, capfd):
 
 
 @slow
-@each(lambda script: list(script.kills)[: None if script is FIRST else 1])
+@each(lambda script: list(script.kills)[: 2 if script is FIRST else 1])
 def test_killed_at_random_moments(program, case):
     """Fails if a checkpoint lacks anything that the rest of the run depends on, or is ever found half written, in
     processes that know nothing of each other. tests/kills.py kills more often, and in all configurations."""
@@ -604,7 +609,8 @@ def test_killed_at_random_moments(program, case):
     steps = flags.index("--checkpoint-every") + 1
     flags += ["--total-timesteps", str(8 * int(flags[steps]))]
     shell(Path(), program.name, *flags, "--run-dir", "unbroken")
-    assert kills.kill_and_resume(Path(), program.name, "killed", flags, 3, Path("unbroken"))[0] == 3
+    number = 3 if program is FIRST else 2
+    assert kills.kill_and_resume(Path(), program.name, "killed", flags, number, Path("unbroken"))[0] == number
     assert not run_difference(Path("unbroken"), Path("killed"))
 
 
@@ -1268,7 +1274,7 @@ def test_limits_truncate(name, limit, most, program, monkeypatch):
 
 
 @slow
-@once
+@has("target_kl", "update_epochs")
 def test_target_kl_ends_updates_early(program, monkeypatch):
     """Fails if --target-kl does nothing, or is not asked after each epoch."""
     steps, step = [], program.module.Adam.step
@@ -1279,7 +1285,7 @@ def test_target_kl_ends_updates_early(program, monkeypatch):
         program.train(program.home, program.fast, flags, target, f"--run-dir run{len(counts)}")
         counts.append(len(steps) / len(rows(f"run{len(counts)}/metrics.csv")))
         steps.clear()
-    assert counts == [16, 16, 4]  # four minibatches an epoch
+    assert counts[0] == counts[1] == 4 * counts[2] >= 16  # one epoch instead of four, of some minibatches each
 
 
 def film(path):
@@ -1366,7 +1372,7 @@ def test_every_option_learns(program, case):
 
 
 @slow
-@once
+@where(lambda script: script.has("clip_reward") and not script.has_own("compute_gae"))
 def test_clipped_rewards(program, monkeypatch):
     """Fails if something else than signs is learnt from, or if reported returns are sums of signs (4, not 1)."""
     seen, compute = [], program.module.compute_gae
@@ -1390,7 +1396,11 @@ def test_minigrid_just_works(program):
     pytest.importorskip("minigrid")
     flags = "--env-id MiniGrid-Empty-5x5-v0 --total-timesteps 200 --no-progress --run-dir run"
     assert program.main(flags, program.minigrid) == 0
-    assert program.module.load("run").act(np.zeros((2, 7 * 7 * 21), np.float32)).shape == (2,)
+    agent = program.module.load("run")
+    envs = program.module.make_envs(agent.args, 2)
+    obs, _ = envs.reset(seed=0)
+    assert envs.step(agent.act(obs))[1].shape == (2,) and np.size(obs) >= 2 * 7 * 7 * 21
+    envs.close()
 
 
 @slow
