@@ -124,7 +124,7 @@ class TeamNetwork(nn.Module):
         if recurrent:
             size = self.hidden_size
             self.body = nn.Sequential(mlp(inputs, hidden_sizes[:-1], size, gain=2**0.5), nn.Tanh())
-            self.gru = gru_cell(size)
+            self.gru = gru_cell(size, size)
             self.head = layer(nn.Linear(size, outputs), gain)
         else:
             self.mlp = mlp(inputs, hidden_sizes, outputs, gain)
