@@ -521,8 +521,7 @@ def train(args):
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
                 run.log(**figures)
-            last_kl = figures["approx_kl"]
-            if args.target_kl is not None and last_kl > args.target_kl:
+            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
                 break
 
         if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting

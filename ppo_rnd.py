@@ -641,8 +641,7 @@ def train(args):
                 predictor_loss.backward()
                 predictor_optimizer.step()
                 run.log(**figures, predictor_loss=predictor_loss.detach())
-            last_kl = figures["approx_kl"]
-            if args.target_kl is not None and last_kl > args.target_kl:
+            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
                 break
 
         if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting

@@ -237,7 +237,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("train", TRAINING): {
         "no copy of the network": "copy.deepcopy(agent) -> agent",
-        "acts without new noise": "agent.draw_noise(rng)  # in the noisy layers, if there are any\n        actions -> actions",
+        "acts without new noise": "agent.draw_noise(rng)  # in the noisy layers, if there are any\n        actions"
+        " -> actions",
         "learns with the noise it has acted with": "agent.draw_noise(rng)\n                    target -> target",
         "no noise in the target": "target.draw_noise(rng) -> pass",
         "one noise for both": "target.draw_noise(rng) -> target.load_state_dict(target.state_dict())",

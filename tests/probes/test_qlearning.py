@@ -7,10 +7,10 @@ from unittest import mock
 import gymnasium as gym
 import numpy as np
 import pytest
+import run_envs  # noqa: F401  (registers its environments)
 
 from benchmarks.qlearning_exact import best_return, exact_return, optimal_values
 from tests.probes.table_envs import Bias, Notes, new_table
-from tests.runs import run_envs  # noqa: F401  (registers its environments)
 
 ALGORITHMS = ("q-learning", "sarsa", "expected-sarsa", "double-q")
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)

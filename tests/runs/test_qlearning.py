@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import run_envs  # noqa: F401  (registers its environments)
 from kills import surroundings
 
 import qlearning
 from qlearning import Args, read_state, train, tuned
 from tests.probes import table_envs
-from tests.runs import run_envs  # noqa: F401  (registers its environments)
 
 slow = pytest.mark.slow
 SMALL = "--total-timesteps 3000 --eval-every 1000 --eval-episodes 2 --no-progress".split()
