@@ -13,11 +13,11 @@ The actor mu picks one action per state, the critic Q says what return to expect
     y = r + gamma Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]   (arXiv 1509.02971)
 
 where Q' and mu' follow Q and mu slowly. The actor finds every error of Q that looks like a high value. TD3 is DDPG
-plus three lines against that: noise on mu'(s') smooths Q', of two critics the lower value counts, and the actor moves
+plus three tricks against that: noise on mu'(s') smooths Q', of two critics the lower value counts, and the actor moves
 less often than they do.
 
     python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
-    python ddpg_td3.py --algorithm ddpg                     # without the three lines
+    python ddpg_td3.py --algorithm ddpg                     # without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render         # watch what a run has left behind
 
 Papers: DDPG arXiv 1509.02971, TD3 arXiv 1802.09477.
@@ -79,8 +79,8 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    algorithm: Literal["td3", "ddpg"] | None = None  # what sets TD3's three lines; None: as tuned, else td3
-    target_noise: float = 0.2  # TD3's first line: deviation of the noise on the target's actions; DDPG: 0
+    algorithm: Literal["td3", "ddpg"] | None = None  # what sets the three tricks of TD3; None: as tuned, else td3
+    target_noise: float = 0.2  # TD3's first trick: deviation of the noise on the target's actions; DDPG: 0
     twin_q: bool = True  # the second: two critics, of whose target values the lower one counts; DDPG: one critic
     policy_frequency: int = 2  # the third: critic updates per update of the actor and of all targets; DDPG: 1
     noise_clip: float = 0.5  # bound of the noise on the target's actions
@@ -96,21 +96,21 @@ class Args:
     gamma: float = 0.99  # discount
     tau: float = 0.005  # how far the targets move towards the networks in one update
     noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: independent, or Ornstein-Uhlenbeck, which lasts
-    exploration_noise: float = 0.1  # its deviation (per step), in units of half an action's range
-    ou_theta: float = 0.15  # share of Ornstein-Uhlenbeck noise that fades in a step
+    exploration_noise: float = 0.1  # deviation of what a step adds to it, in units of half an action's range
+    ou_theta: float = 0.15  # share of Ornstein-Uhlenbeck noise that fades in a step (it grows to 1.9 times the above)
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of each critic's; None: as the actor's
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    bf16: bool = False  # matrix products of updates in bfloat16: faster where the processor has it
+    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return, clip to ±10
+    bf16: bool = False  # networks compute in bfloat16 during updates: faster where the processor has it
 
 
 # ------------------------------------------------------------------------------------------------------- networks
 
 
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear and DDPG's paper have it."""
+    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear has it."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -176,7 +176,7 @@ class ActorCritic(nn.Module):
         # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
         self.obs_stats = RunningMeanStd(math.prod(observation_space.shape)) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))  # of the critics, so far
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))  # critic updates so far
 
     def mixed_precision(self):
         """A context in which matrix products are done in bfloat16, with --bf16; else one that does nothing."""
@@ -249,11 +249,11 @@ def next_noise(noise, reset_rows, args, rng):
 
 # -------------------------------------------------------------------------------------------------- replay buffer
 
-Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # flat tensors (B, …)
+Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, bytes stay bytes.
+    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, uint8 stays uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -284,7 +284,7 @@ class ReplayBuffer:
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
         """Store a step of all environments, each argument (N, …), without reset rows. Returns the slots written.
 
-        Actions are (N, D). N must not exceed the capacity.
+        Actions are (N, D); `truncated` is not needed (see above). N must not exceed the capacity.
         """
         played = ~reset_rows
         count = int(played.sum())
@@ -360,20 +360,20 @@ def updates_due(step_before, step, args):
     """
     due = 0
     for taken in range(step_before + 1, step + 1):
-        enough = taken > max(args.learning_starts, args.batch_size)
+        enough = taken > max(args.learning_starts, args.batch_size)  # no batch before one is stored
         if enough and taken % args.train_frequency == 0:
             due += args.gradient_steps
     return due
 
 
 def bellman_targets(agent, batch, args, rng):
-    """What the critics learn, y (B,): the targets' value of what follows, with the first two of TD3's three lines."""
+    """What the critics learn, y (B,): the targets' value of what follows, with the first two of TD3's three tricks."""
     with torch.no_grad():
         next_actions = agent.target_actor(batch.next_obs)
-        if args.target_noise > 0:  # TD3, line 1: target policy smoothing
+        if args.target_noise > 0:  # TD3, trick 1: target policy smoothing
             noise = args.target_noise * rng.standard_normal(next_actions.shape, np.float32)
             next_actions = smoothed(next_actions, torch.as_tensor(noise, device=agent.device), args.noise_clip)
-        # TD3, line 2: clipped double Q. There are two critics (DDPG: one), and the lower value counts.
+        # TD3, trick 2: clipped double Q. There are two critics (DDPG: one); critic_targets takes the lower value.
         next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]
         return critic_targets(batch.rewards, torch.stack(next_values), batch.terminated, args.gamma)
 
@@ -388,11 +388,11 @@ def train(args):
     actor_optimizer = Adam(agent.actor.parameters(), lr=args.actor_learning_rate)
     critic_optimizer = Adam(agent.critics.parameters(), lr=args.critic_learning_rate)
     parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    run = Run(args, agent, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True, **parts)
+    run = Run(args, agent, envs, math.ceil(args.total_timesteps / 200), explores=True, **parts)  # judged by evaluations
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
             discounted_returns = np.zeros(args.num_envs)
@@ -401,12 +401,13 @@ def train(args):
             critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
         step_before = run.step
         noise = next_noise(noise, reset_rows, args, rng)
-        actions = np.clip(agent.policy(obs) + noise, -1, 1)
         if run.step < args.learning_starts:
             actions = rng.uniform(-1, 1, noise.shape)
+        else:
+            actions = np.clip(agent.policy(obs) + noise, -1, 1)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
         discounted_returns = agent.update_statistics(obs, rewards, discounted_returns, reset_rows, args.gamma)
         obs = next_obs
         reset_rows = terminated | truncated
@@ -424,9 +425,9 @@ def train(args):
                 nn.utils.clip_grad_norm_(agent.critics.parameters(), args.max_grad_norm)
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean())
-            if agent.updates % args.policy_frequency == 0:  # TD3, line 3: delayed updates of the actor and all targets
+            if agent.updates % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of the actor and all targets
                 with agent.mixed_precision():
-                    actor_loss = -agent.critics[0](batch.obs, agent.actor(batch.obs)).mean()
+                    actor_loss = -agent.critics[0](batch.obs, agent.actor(batch.obs)).mean()  # TD3: by the first critic
                 actor_optimizer.zero_grad()
                 actor_loss.backward(inputs=list(agent.actor.parameters()))  # no gradient for the critic, which stays
                 if args.max_grad_norm is not None:

@@ -66,8 +66,8 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with the best actions
     capture_video: bool = False  # film an episode at each evaluation
-    # steps between checkpoints, at which all episodes begin anew; 0: a tenth of the run, or more: the replay buffer is
-    # saved as well, and takes gigabytes if observations are images
+    # steps between checkpoints, at which all episodes begin anew; 0: a tenth of the run or more. The replay buffer is
+    # saved as well: gigabytes for images
     checkpoint_every: int = 0
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
@@ -77,7 +77,7 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    double: bool = True  # double DQN: the network chooses the action that the target network values
+    double: bool = True  # double DQN: the network chooses the action whose value the target network tells
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
@@ -91,7 +91,7 @@ class Args:
     tau: float = 1.0  # how far it then moves towards the network; 1 copies (small values need a small frequency)
     start_e: float = 1.0  # share of random actions at the start
     end_e: float = 0.05  # share of random actions in the end
-    exploration_fraction: float = 0.2  # part of the run in which the one falls to the other
+    exploration_fraction: float = 0.2  # part of the run in which that share falls from the one to the other
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -171,11 +171,11 @@ class QNetwork(nn.Module):
 
 # -------------------------------------------------------------------------------------------------- replay buffer
 
-Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # flat tensors (B, …)
+Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, bytes stay bytes.
+    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, uint8 stays uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -206,7 +206,7 @@ class ReplayBuffer:
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
         """Store a step of all environments, each argument (N, …), without reset rows. Returns the slots written.
 
-        Actions are (N, D). N must not exceed the capacity.
+        Actions are (N, D); `truncated` is not needed (see above). N must not exceed the capacity.
         """
         played = ~reset_rows
         count = int(played.sum())
@@ -255,9 +255,9 @@ def linear_schedule(start, end, duration, step):
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
-    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4): the
-    maximum of noisy values is too high on average; what another network says of that action is less so. gamma is a
-    number, or (B,).
+    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
+    the target network as its second): the maximum of values with errors is too high on average; what another network
+    says of that action is less so. gamma is a number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -294,16 +294,17 @@ def train(args):
     agent = make_agent(args, envs)
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
     buffer = make_replay_buffer(args, envs, agent)
     log_every = math.ceil(args.total_timesteps / 200)
+    # explores: evaluations judge it, not training episodes
     run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         if args.anneal_lr:
@@ -316,11 +317,12 @@ def train(args):
         if args.normalize_obs:
             agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
         first_step = run.step + 1
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
         obs = next_obs
         reset_rows = terminated | truncated
 
-        for step in range(first_step, run.step + 1):  # as if the environments had taken their steps one by one
+        # N environments have taken up to N steps at once. As many updates fall due as if one had taken them in turn.
+        for step in range(first_step, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):
                     batch = buffer.sample(args.batch_size, rng)

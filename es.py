@@ -8,11 +8,12 @@
 """Evolution strategies (OpenAI-ES) and augmented random search (ARS), all of it, in this one file.
 
 No gradient is computed anywhere. A generation is a population of N candidates: the parameters theta with noise added.
-Each plays an episode, its return is its fitness F, and theta moves towards the noise of those that did well:
+Each plays an episode, its return (or the rank of it) is its fitness F, and theta moves towards the noise of those that
+did well:
 
     theta <- theta + alpha / (N sigma) sum_i F_i eps_i,   candidate i: theta + sigma eps_i    (arXiv 1703.03864, alg. 1)
 
-The noise comes in antithetic pairs, eps and -eps, and from seeds, so that processes need to exchange fitnesses only.
+The noise comes in antithetic pairs, eps and -eps, and from seeds, so that processes need not exchange it.
 All candidates act together: one batched matrix product per step, over one environment per candidate.
 
     python es.py                                            # CartPole-v1, a few seconds
@@ -86,8 +87,8 @@ class Args:
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: theta moves by learning rate x gradient
     learning_rate: float = 0.05  # alpha
     weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
-    ars: bool = False  # augmented random search; also sets a linear policy, plain ascent, normalised observations
-    top_directions: int | None = None  # ARS: learn from this many directions, the best; None: from all
+    ars: bool = False  # augmented random search, with settings of its own, a linear policy among them: see ARS below
+    top_directions: int | None = None  # ARS: the paper's b, of N = population_size / 2; None: all of them
     action_noise: float = 0.0  # Discrete: temperature actions are drawn at; Box: deviation of noise on the outputs
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
     normalize_obs: bool = False  # normalise observations by the mean and deviation of all that candidates have seen
@@ -116,8 +117,8 @@ class Policy(nn.Module):
     """A deterministic policy: an MLP with tanh, or without hidden layers a linear map.
 
     All its weights and biases are one vector, theta, of D numbers. Discrete actions are the argmax of the outputs, Box
-    actions the outputs squashed into the bounds by tanh. It acts in NumPy: torch spends more on each call than on the
-    arithmetic.
+    actions the outputs squashed into the bounds, if there are any, by tanh. It acts in NumPy: torch spends more on each
+    call than on the arithmetic.
     """
 
     def __init__(self, observation_space, action_space, args):
@@ -127,12 +128,12 @@ class Policy(nn.Module):
         self.discrete = isinstance(action_space, spaces.Discrete)
         outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
         self.sizes = [inputs, *args.hidden_sizes, outputs]
-        network = mlp(inputs, args.hidden_sizes, outputs, gain=0.0)  # zeros come last: no action is favoured at first
+        network = mlp(inputs, args.hidden_sizes, outputs, gain=0.0)  # zeros come last: at first the noise alone decides
         self.theta = nn.Parameter(nn.utils.parameters_to_vector(network.parameters()).detach(), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
 
     def layers(self, parameters):
-        """[(weights (…, outputs, inputs), biases (…, outputs))] of vectors like theta (…, D): of one policy or many."""
+        """Cut theta (D,), or many of its kind (B, D), into [(weights (…, outputs, inputs), biases (…, outputs))]."""
         layers = []
         first = 0
         for inputs, outputs in zip(self.sizes, self.sizes[1:]):
@@ -155,7 +156,8 @@ class Policy(nn.Module):
             return (outputs.argmax(1) + space.start).astype(space.dtype)
         actions = outputs.reshape(-1, *space.shape)
         if space.is_bounded():
-            actions = space.low + (space.high - space.low) * (np.tanh(actions) + 1) / 2
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            actions = low + (high - low) * (np.tanh(actions) + 1) / 2
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -197,7 +199,10 @@ def make_candidates(theta, noise, sigma):
 
 
 def centered_ranks(returns):
-    """Ranks (N,) spread over [-1/2, 1/2] (arXiv 1703.03864, section 2.1); equal returns share their mean rank."""
+    """Ranks (N,) spread over [-1/2, 1/2]; equal returns share their mean rank.
+
+    arXiv 1703.03864, section 2.1, says "rank transformation"; that ranks are centred is in its authors' code.
+    """
     in_order = np.sort(returns)
     smaller = np.searchsorted(in_order, returns, side="left")  # how many are smaller
     not_larger = np.searchsorted(in_order, returns, side="right")
@@ -208,7 +213,7 @@ def centered_ranks(returns):
 def shape_fitness(returns, fitness="centered-rank", elite=1.0):
     """Fitnesses (N,) of returns (N,): centred ranks, standardised, or raw.
 
-    Of an elite, fitness counts from that of the best candidate outside it, and all outside get 0: truncation selection.
+    With an elite, that of the best candidate outside it is subtracted, and all outside get 0: truncation selection.
 
     (The utilities of natural evolution strategies, arXiv 1106.4487, section 3.1, are others: they fall with the
     logarithm of the rank, and have 1/N subtracted, so that they sum to 0. Here what all have in common cancels anyway,
@@ -218,10 +223,10 @@ def shape_fitness(returns, fitness="centered-rank", elite=1.0):
         returns = centered_ranks(returns)
     if fitness == "standardized":
         returns = (returns - returns.mean()) / returns.std()
-    best = math.ceil(round(elite * len(returns), 6))  # rounded, for 0.07 * 100 is 7.000000000000001
-    if best == len(returns):
+    num_elite = math.ceil(round(elite * len(returns), 6))  # rounded, for 0.07 * 100 is 7.000000000000001
+    if num_elite == len(returns):
         return returns
-    best_outside = np.sort(returns)[-best - 1]
+    best_outside = np.sort(returns)[-num_elite - 1]
     return np.maximum(returns - best_outside, 0)
 
 
@@ -249,7 +254,7 @@ def ars_gradient(returns, noise, top_directions=None):
 def move_theta(policy, optimizer, returns, noise, args):
     """Move theta once, by the returns (N,) of a generation. Returns figures to log.
 
-    Where all returns are equal nothing can be learnt, and nothing changes, Adam's moments included.
+    Where all returns are equal (within 1e-6) nothing can be learnt, and nothing changes, Adam's moments included.
     """
     before = policy.theta.clone()
     gradient = torch.zeros_like(before)
@@ -279,9 +284,10 @@ def move_theta(policy, optimizer, returns, noise, args):
 def play_candidates(policy, candidates, slots, seeds, rng, args, run):
     """Play an episode with each of n candidates (n, D), side by side; `run` counts the steps.
 
-    Returns (returns (n,), sums for ObservationStats (n, 3, inputs)). A candidate that has finished is not counted any
-    more, whatever its slot does until the last one has finished. `seeds` say from which states episodes begin, `rng`
-    draws the action noise.
+    Returns (returns (n,), sums for ObservationStats (n, 3, inputs)). `slots` are the environments of this process, one
+    for each of its candidates, whose numbers in the population they know. A candidate that has finished is not counted
+    any more, whatever its slot does until the last one has finished. `seeds` say from which states episodes begin,
+    `rng` draws the action noise.
     """
     layers = policy.layers(candidates)
     obs = slots.begin_episode(seeds)
@@ -308,7 +314,7 @@ def play_candidates(policy, candidates, slots, seeds, rng, args, run):
 def draw_action_noise(policy, rng, args):
     """Noise (N, O) for the outputs of all candidates, whoever plays them: so it is the same in every process.
 
-    Gumbel noise on logits makes their argmax a draw from their softmax; for Box actions it is normal.
+    Gumbel noise on logits makes their argmax a draw from softmax(logits / temperature); for Box actions it is normal.
     """
     shape = (args.population_size, policy.sizes[-1])
     noise = rng.gumbel(size=shape) if policy.discrete else rng.standard_normal(shape)
@@ -331,7 +337,7 @@ def play_generation(policy, noise, episode_seeds, slots, args, run):
         seen = seen + episode_seen
     # A part from each process, in the order of their candidates.
     parts = exchange({"returns": returns, "seen": seen, "steps": run.step - first_step})
-    run.step = first_step + sum(part["steps"] for part in parts)
+    run.step = first_step + sum(part["steps"] for part in parts)  # those of all processes
     all_returns = np.concatenate([part["returns"] for part in parts])
     all_seen = np.concatenate([part["seen"] for part in parts])
     return all_returns, all_seen.sum(0)
@@ -351,12 +357,12 @@ def train(args):
     check_population(args)
     envs = make_envs(args, 2 * len(pairs_of_this_process(args)))
     policy = make_agent(args, envs)
-    optimizer = Adam([policy.theta], lr=args.learning_rate, eps=1e-5)
+    optimizer = Adam([policy.theta], lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
     run = make_run(args, policy, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments
-            envs, _, _ = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, _, _ = run.new_envs()  # at first those made above, later new ones
             slots = Slots(envs, args)
         noise_seeds, episode_seeds = draw_seeds(args, run.generation())
 
@@ -366,7 +372,7 @@ def train(args):
         if policy.obs_stats is not None:  # only now: all candidates of a generation see by the same numbers
             policy.obs_stats.add(seen)
 
-        run.episodes += [(run.step, fitness) for fitness in returns.tolist()]
+        run.episodes += [(run.step, value) for value in returns.tolist()]  # N more: they count the generations
         run.log(generation=run.generation(), population_mean=returns.mean())
         run.log(return_std=returns.std(), return_max=returns.max(), **figures)
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint

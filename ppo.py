@@ -271,7 +271,7 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
+    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     decay = gamma * gae_lambda * ~(terminated | truncated)
@@ -311,7 +311,7 @@ Batch = namedtuple("Batch", "obs actions old_log_probs old_values advantages ret
 
 
 class RolloutBuffer:
-    """One rollout, time-major (T, N, …), in host memory; observations of bytes stay bytes.
+    """One rollout, time-major (T, N, …), in host memory; observations of uint8 stay uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -379,7 +379,8 @@ class RolloutBuffer:
         """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
         log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
-        played, which only V-trace uses.
+        played, which only V-trace uses: rho takes care of what lies between mu and the agent now, and the surrogate's
+        ratio, against old_log_probs, only of what the agent learns from now on. So nothing counts twice.
         """
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
@@ -480,13 +481,13 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_rollout(args, envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
     loss_function = torch.compile(ppo_loss) if args.compile else ppo_loss
     run = Run(args, agent, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
@@ -496,7 +497,7 @@ def train(args):
             actions = agent.sample(obs, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows)
-            run.count(next_obs, rewards, terminated | truncated, reset_rows)
+            run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
             obs = next_obs
             reset_rows = terminated | truncated
         buffer.obs[-1] = obs

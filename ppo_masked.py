@@ -118,7 +118,8 @@ class MaskedCategorical:
 
     `logits` and `mask` (…, sum of `sizes`) of the factors stand side by side. Without `sizes` there is one factor, and
     actions are (…) instead of (…, factors). Without `mask` all is valid. ValueError if a mask holds a NaN, or leaves a
-    factor without a valid choice. Masked logits get a gradient of exactly zero.
+    factor without a valid choice. Masked logits get a gradient of exactly zero. `sample` and `mode` are for your own
+    loops: MaskedAgent draws with NumPy, which is faster.
     """
 
     def __init__(self, logits, mask=None, sizes=None):
@@ -128,7 +129,7 @@ class MaskedCategorical:
         if mask is None:
             mask = torch.ones_like(logits, dtype=torch.bool)
         mask = torch.as_tensor(mask, device=logits.device)
-        if not torch.compiler.is_compiling():  # with --compile: the buffer has checked what it holds
+        if not torch.compiler.is_compiling():  # what comes from the buffer has been checked there
             check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), sizes)
         mask = mask.bool()
         logits = torch.where(mask, logits, -torch.inf)
@@ -231,7 +232,7 @@ class MaskedAgent(nn.Module):
     def policy_output(self, obs):
         """Logits (B, choices), a NumPy array, for a NumPy array of observations, or a dict of them."""
         parts = [torch.as_tensor(part, device=self.device) for part in self.parts(obs)]
-        return as_numpy(self.actor.rest, self.actor.first_hidden(parts))
+        return as_numpy(self.actor.rest, self.actor.first_hidden(parts))  # self.actor(parts), but faster
 
     def masked_logits(self, obs, masks):
         """The same with minus infinity for every invalid choice. ValueError if there is no valid one in a row."""
@@ -278,7 +279,7 @@ class MaskedAgent(nn.Module):
         """Actions (B, factors) as the environment takes them: in the space's shape and type."""
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # the space may begin at another number
 
 
 # -------------------------------------------------------------------------------------------- returns and buffers
@@ -306,7 +307,7 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
+    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     decay = gamma * gae_lambda * ~(terminated | truncated)
@@ -361,7 +362,7 @@ class MaskableRolloutBuffer:
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
     whether or not an episode ended in between.
 
-    The mask of a reset row counts for nothing and is never checked: all is valid there.
+    The mask of a reset row counts for nothing: MaskedEnvs and `add` call all valid there.
     """
 
     samples = MaskableRolloutBufferSamples
@@ -436,7 +437,8 @@ class MaskableRolloutBuffer:
         """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
         log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
-        played, which only V-trace uses.
+        played, which only V-trace uses: rho takes care of what lies between mu and the agent now, and the surrogate's
+        ratio, against old_log_probs, only of what the agent learns from now on. So nothing counts twice.
         """
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
@@ -583,14 +585,14 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_rollout(args, envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
     loss_function = torch.compile(masked_ppo_loss) if args.compile else masked_ppo_loss
     print(f"action masks come from {envs.source}")
     run = Run(args, agent, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs_and_masks, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs_and_masks, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = make_masked_buffer(args, agent)
         if args.anneal_lr:
@@ -601,6 +603,7 @@ def train(args):
             actions = agent.sample(obs, masks, rng)
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
+            # advances run.step, but for reset rows
             run.count(obs_and_masks, rewards, terminated | truncated, reset_rows)
             reset_rows = terminated | truncated
         last_obs, _ = agent.split(obs_and_masks)

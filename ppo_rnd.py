@@ -369,7 +369,7 @@ class RND(nn.Module):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 10, 16)
+    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     decay = gamma * gae_lambda * ~(terminated | truncated)
@@ -410,7 +410,7 @@ Batch = namedtuple("Batch", FIELDS)
 
 
 class CuriousBuffer:
-    """One rollout with two kinds of rewards, time-major (T, N, …), in host memory; observations of bytes stay bytes.
+    """One rollout with two kinds of rewards, time-major (T, N, …), in host memory; observations of uint8 stay uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -596,14 +596,14 @@ def train(args):
     check_rollout(args, envs)
     agent = make_agent(args, envs)
     rnd = make_rnd(args, envs, agent.device)  # random play has begun its statistics of observations (section 2.4)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
     predictor_optimizer = Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate)
     loss_function = torch.compile(curious_loss) if args.compile else curious_loss
     run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd, predictor_optimizer=predictor_optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
@@ -613,7 +613,7 @@ def train(args):
             actions = agent.sample(obs, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows)
-            run.count(next_obs, rewards, terminated | truncated, reset_rows)
+            run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
             obs = next_obs
             reset_rows = terminated | truncated
         buffer.obs[-1] = obs

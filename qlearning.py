@@ -7,13 +7,14 @@
 # ///
 """Q-learning with a table, and its relatives Sarsa, expected Sarsa and double Q-learning, all in this one file.
 
-The table holds a number Q(s, a) for every state s and action a: the return to be expected if a is taken in s. Play,
-mostly by taking the best action of the table, sometimes a random one. After each step from S by A to S' with reward R,
-move Q(S, A) a little towards what that step says it should be:
+The table holds a number Q(s, a) for every state s and action a: the discounted return to be expected if a is taken in s
+and the best actions from then on. Play, mostly by taking the best action of the table, sometimes a random one. After
+each step from S by A to S' with reward R, move Q(S, A) a little towards what that step says it should be:
 
     Q(S, A) <- Q(S, A) + alpha [R + gamma max_a Q(S', a) - Q(S, A)]     (Sutton & Barto, eq. 6.8)
 
-The relatives differ in nothing but what they put for max_a Q(S', a). No neural network, no torch: a table and a loop.
+The relatives differ in what they put for max_a Q(S', a); double Q-learning also keeps two tables.
+No neural network, no torch: a table and a loop.
 
     python qlearning.py                                          # CliffWalking-v1, a few seconds; look at values.png
     python qlearning.py --algorithm sarsa --epsilon-min 0.1      # the same, but with the safe path
@@ -83,7 +84,7 @@ class Args:
     epsilon_start: float = 1.0  # share of random actions at first
     epsilon_min: float = 0.05  # share of random actions in the end
     epsilon_decay: float = 0.99  # factor of that share per episode, down to epsilon_min
-    exploration_fraction: float | None = None  # lower it linearly over this part of the run instead
+    exploration_fraction: float | None = None  # lower epsilon linearly over this part of the run instead
     grid_size: int = 20  # Box observations: bins of each dimension
     grid_low: tuple[float, ...] | None = None  # lower end of each dimension's bins; None: the space's own bounds
     grid_high: tuple[float, ...] | None = None  # upper end; what lies outside goes to the bin at the edge
@@ -120,7 +121,7 @@ class QTable:
         return row
 
     def values(self, state):
-        """The list of Q(state, a) of all actions; of two tables, the sum (van Hasselt 2010, algorithm 1)."""
+        """The list of Q(state, a) of all actions; of two tables, the sum (Sutton & Barto, section 6.7)."""
         if len(self.tables) == 1:
             return self.tables[0][state]
         return [a + b for a, b in zip(self.tables[0][state], self.tables[1][state])]
@@ -128,8 +129,8 @@ class QTable:
     def act(self, obs):
         """The best actions, as the environment takes them, of a batch of observations: evaluations call this."""
         batch = zip(*obs) if isinstance(obs, tuple) else obs  # of a Tuple space, there is a column for each part
-        rows = [self.values(self.state(row)) for row in batch]
-        return np.argmax(rows, axis=1) + self.first_action
+        values = [self.values(self.state(one)) for one in batch]
+        return np.argmax(values, axis=1) + self.first_action
 
     def state_dict(self):
         """The tables as an array (tables, states, actions)."""
@@ -186,9 +187,9 @@ def sarsa_target(reward, discount, next_values, next_action):
 
 
 def expected_sarsa_target(reward, discount, next_values, epsilon):
-    """R + gamma sum_a pi(a|S') Q(S', a): the mean over A', pi being epsilon-greedy   (eq. 6.9)"""
-    mean = sum(next_values) / len(next_values)
-    return reward + discount * (epsilon * mean + (1 - epsilon) * max(next_values))
+    """R + gamma sum_a pi(a|S') Q(S', a): the expectation over A', pi being epsilon-greedy   (eq. 6.9)"""
+    average = sum(next_values) / len(next_values)
+    return reward + discount * (epsilon * average + (1 - epsilon) * max(next_values))
 
 
 def double_q_target(reward, discount, next_values, other_next_values):
@@ -206,17 +207,17 @@ def play_episode(agent, env, run, rng, args):
     state = agent.state(obs, run)
     action = None
     total = 0.0
-    for _ in range(episode_limit(args, env.spec)):  # CliffWalking has no limit of its own
+    for _ in range(episode_limit(args, env.spec)):  # a limit for environments that have none; reached, it truncates
         epsilon, learning_rate = schedules(args, run.step, len(run.episodes))
-        if action is None:  # Sarsa has chosen it already
+        if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
         run.step += 1
         next_state = agent.state(obs, run)
-        next_action = None
+        next_action = None  # only Sarsa chooses it before the update
         discount = 0.0 if terminated else args.gamma  # truncated: there is a future, it is only not played
 
-        q = agent.tables[0]
+        q = agent.tables[0]  # the table that this step improves
         if args.algorithm == "q-learning":
             target = q_learning_target(reward, discount, q[next_state])
         elif args.algorithm == "sarsa":
@@ -224,8 +225,8 @@ def play_episode(agent, env, run, rng, args):
             target = sarsa_target(reward, discount, q[next_state], next_action)
         elif args.algorithm == "expected-sarsa":
             target = expected_sarsa_target(reward, discount, q[next_state], epsilon)
-        else:
-            q, other = agent.tables if rng.random() < 0.5 else reversed(agent.tables)  # each step improves one of them
+        else:  # double-q: a coin says which of the two tables is improved
+            q, other = agent.tables if rng.random() < 0.5 else reversed(agent.tables)
             target = double_q_target(reward, discount, q[next_state], other[next_state])
         td_error = target - q[state][action]
         q[state][action] += learning_rate * td_error
@@ -250,10 +251,11 @@ def train(args):
     check_args(args)
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
+    # explores: evaluations judge it, not training episodes
     run = Run(args, agent, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: a new environment
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
             envs, _, generator = run.new_envs()
             env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
             rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator

@@ -1311,7 +1311,7 @@ exercise(
     blanks=("smoothed", "critic_targets"),
     difficulty=2,
     minutes=30,
-    task="write two of TD3's three lines: the noise on the target's action, and the target from the values (K, B) of K "
+    task="write two of TD3's tricks: the noise on the target's action, and the target from the values (K, B) of K "
     "critics. Actions are in [-1, 1], before and after; `terminated` is (B,), booleans.",
     cases=[
         Case(

@@ -121,7 +121,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "a random action too many": "if run.step < args.learning_starts -> if run.step <= args.learning_starts",
         "not clipped": "np.clip(agent.policy(obs) + noise, -1, 1) -> agent.policy(obs) + noise",
         "half of the range": "rng.uniform(-1, 1, noise.shape) -> rng.uniform(0, 1, noise.shape)",
-        "what the actor does": "actions = rng.uniform(-1, 1, noise.shape) -> 0",
+        "what the actor does": "actions = rng.uniform(-1, 1, noise.shape) -> "
+        "actions = np.clip(agent.policy(obs) + noise, -1, 1)",
     },
     ("train", ANEW): {
         "noise outlives a restart": "noise = np.zeros((args.num_envs, agent.action_dimensions)) -> "

@@ -52,7 +52,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "mean not taken away": "(returns - returns.mean()) -> returns",
         "eight of 0.07 x 100": "round(elite * len(returns), 6) -> elite * len(returns)",
         "rounded down": "math.ceil -> math.floor",
-        "counted from the worst of the elite": "[-best - 1] -> [-best]",
+        "counted from the worst of the elite": "[-num_elite - 1] -> [-num_elite]",
         "away from the best": "np.maximum(returns - best_outside, 0) -> np.where(returns > best_outside, returns, 0)",
     },
     ("ars_gradient", by_hand.test_ars): {

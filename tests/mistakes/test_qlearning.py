@@ -26,7 +26,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("sarsa_target", by_hand.test_targets): {"takes the maximum": "next_values[next_action] -> max(next_values)"},
     ("expected_sarsa_target", by_hand.test_targets): {
-        "epsilon swapped": "(epsilon * mean + (1 - epsilon) * max -> ((1 - epsilon) * mean + epsilon * max",
+        "epsilon swapped": "(epsilon * average + (1 - epsilon) * max -> ((1 - epsilon) * average + epsilon * max",
         "leaves the best one out": "sum(next_values) / -> sum(sorted(next_values)[:-1]) / ",
     },
     ("double_q_target", by_hand.test_targets): {
