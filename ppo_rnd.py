@@ -94,9 +94,7 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = (
-        0.25  # share of each minibatch that the predictor learns from: about one pass in four epochs
-    )
+    predictor_share: float = 0.25  # share of each minibatch that the predictor learns from: one pass in four epochs
     random_steps: int = 100  # steps of random play, in each environment, that begin the statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
