@@ -14,7 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NO_ALGORITHM = {"compare.py"}  # it draws what the others have left behind
 EXEMPT = {"Args", "train"}  # these are what a script is about; all else that differs has another name
-EARLIER_EXEMPT = EXEMPT | {"main"}  # in scripts that do not have their new form yet
 RUN = "# ===== run"
 
 
@@ -25,12 +24,12 @@ def scripts(root=ROOT):
 
 
 def run_section(path):
-    """(line number from 0 up, text) of the section that all scripts share, or None in one of the earlier form."""
+    """The lines (first, end), from 0 up, of the section that all scripts share; (end, end) where there is none."""
     lines = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines):
         if line.startswith(RUN):
-            return number, "\n".join(lines[number:])
-    return None
+            return number, len(lines)
+    return len(lines), len(lines)
 
 
 def definitions(path):
@@ -38,14 +37,13 @@ def definitions(path):
 
     Lines count from 0 up.
     """
-    section = run_section(path)
-    exempt = EXEMPT if section else EARLIER_EXEMPT
+    story_end, _ = run_section(path)
     spans = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name not in exempt:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name not in EXEMPT:
             if node.name in spans:
                 raise ValueError(f"{path.name} defines {node.name} twice")
-            if section is None or node.lineno <= section[0]:
+            if node.lineno <= story_end:
                 first = min([node, *node.decorator_list], key=lambda n: n.lineno).lineno - 1
                 spans[node.name] = first, node.end_lineno
     return spans
@@ -55,21 +53,17 @@ def sources(path):
     """{name: source lines} of the top-level functions and classes, and of the run section under its first words."""
     lines = path.read_text(encoding="utf-8").split("\n")
     found = {name: lines[first:last] for name, (first, last) in definitions(path).items()}
-    section = run_section(path)
-    return found | ({RUN: section[1].split("\n")} if section else {})
+    first, end = run_section(path)
+    return found | ({RUN: lines[first:end]} if first < end else {})
 
 
 def problems(root=ROOT):
-    """[(name, unified diff)] for every name whose source in some script differs from that in the first to have it.
-
-    Scripts that have the run section are compared with each other, and those of the earlier form with each other.
-    """
+    """[(name, unified diff)] for every name whose source in some script differs from that in the first to have it."""
     found = []
     first = {}
     for path in scripts(root):
-        new_form = run_section(path) is not None
         for name, lines in sources(path).items():
-            where, original = first.setdefault((new_form, name), (path.name, lines))
+            where, original = first.setdefault(name, (path.name, lines))
             if lines != original:
                 found.append((name, "\n".join(difflib.unified_diff(original, lines, where, path.name, lineterm=""))))
     return found
@@ -80,12 +74,11 @@ def copy_from(source, root=ROOT):
     originals = sources(Path(root, source))
     changes = []
     for path in scripts(root):
-        if path.name == source or (run_section(path) is None) != (RUN not in originals):
+        if path.name == source:
             continue
         lines = path.read_text(encoding="utf-8").split("\n")
         spans = definitions(path)
-        if RUN in originals:
-            spans[RUN] = run_section(path)[0], len(lines)
+        spans[RUN] = run_section(path)
         for name, (begin, end) in sorted(spans.items(), key=lambda item: -item[1][0]):  # upwards: spans above stay
             if name in originals and lines[begin:end] != originals[name]:
                 lines[begin:end] = originals[name]
