@@ -253,6 +253,7 @@ print("nothing happened")
 """
 
 
+@pytest.mark.slow
 @each_script
 def test_importing_a_script_does_nothing(path, tmp_path):
     """Fails if an import seeds, draws, prints, writes a file, wakes the GPU or loads what only the curve needs."""
