@@ -7,15 +7,17 @@
 # ///
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
 
-Each of n agents acts on what it alone observes, a^i = mu^i(o^i). While learning, a critic Q sees the state s and what
-all of them do. From old transitions it learns what return to expect of that, and each actor follows its gradient
+Each of n agents acts on what it alone observes, a^i = mu^i(o^i). While learning, its critic Q^i sees the state s and
+what all of them do. From old transitions it learns what return to expect of that, and the actor follows its gradient
 uphill, the others doing what they did:
 
-    y = r + gamma Q'(s', mu'^1(o'^1), …, mu'^n(o'^n)),      L(Q) = E[ (Q(s, a^1, …, a^n) - y)^2 ],
-    J(mu^i) = E[ Q(s, a^1, …, mu^i(o^i), …, a^n) ]          (arXiv 1706.02275, eqs. 6 and 5)
+    y^i = r^i + gamma Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),      L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],
+    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eqs. 6 and 5)
 
-where Q' and mu' follow Q and mu slowly. MATD3 is MADDPG plus TD3's three lines: noise on mu'(o') smooths Q', of two
-critics the lower value counts, actors move less often than critics. Discrete actions are drawn by Gumbel-softmax.
+where Q' and mu' follow Q and mu slowly. By default (--state-type EP) there is one Q, of the team's summed reward: for
+cooperative tasks only. --state-type FP --no-share-policy has one Q^i per agent, of its own reward, as in the paper.
+MATD3 is MADDPG plus TD3's three lines: noise on mu'(o') smooths Q', of two critics the lower value counts, actors move
+less often than critics. Discrete actions are drawn by Gumbel-softmax.
 
     python maddpg_matd3.py                                                   # three agents spread over three landmarks
     python maddpg_matd3.py --env-id mpe2.simple_speaker_listener_v4 --algorithm maddpg
@@ -86,11 +88,13 @@ class Args:
     progress: bool = True  # show the progress bar
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # says what the next three are, if they are not given as well
-    target_noise: float = 0.2  # deviation of the noise on the target's continuous actions
-    twin_q: bool = True  # two critics, of whose target values the lower one counts
-    policy_frequency: int = 2  # critic updates per update of the actors and of all targets
-    noise_clip: float = 0.5  # bound of the noise on the target's continuous actions
-    state_type: Literal["EP", "FP"] = "EP"  # one critic of the summed reward, or one per agent, of the agent's own
+    target_noise: float = (
+        0.2  # deviation of the noise on the target's continuous actions (1: half their range); maddpg: 0
+    )
+    twin_q: bool = True  # two critics, of whose target values the lower one counts; maddpg: False
+    policy_frequency: int = 2  # critic updates per update of the actors and of all targets; maddpg: 1
+    noise_clip: float = 0.5  # bound of the noise on the target's continuous actions (1: half their range)
+    state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward and critic for the team; FP: one of each per agent
     share_policy: bool = False  # one actor (and with FP, one critic) for all agents, or one for each
     actor_learning_rate: float = 1e-3  # of Adam
     critic_learning_rate: float = 1e-3  # of Adam
@@ -98,13 +102,13 @@ class Args:
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # steps to keep, over all environments
     batch_size: int = 256  # steps per update
-    learning_starts: int = 1_000  # steps with uniformly random actions before the first update
+    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin after them and batch_size steps
     train_frequency: int = 4  # environment steps (over all environments) per training
     gradient_steps: int = 1  # critic updates per training
     gamma: float = 0.99  # discount
     n_step: int = 1  # rewards that a target sums before it asks Q'
     tau: float = 0.005  # how far the targets move towards the networks in one update
-    exploration_noise: float = 0.1  # deviation of the noise on continuous actions, in units of half an action's range
+    exploration_noise: float = 0.1  # deviation of the noise on continuous actions (1: half their range)
     output_penalty: float = 1e-3  # weight of the mean square of what goes into tanh or softmax, so that both stay soft
     gumbel_temperature: float = 1.0  # discrete actions: how soft the choices are that gradients flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of each actor
@@ -129,7 +133,15 @@ class Agents(nn.Module):
 
     What each agent has of its own stands in lists over agents: observations (B, O_i), actions (B, A_i), masks (B, A_i)
     of available actions. Everywhere but in the environment, an action is in [-1, 1]^A, or, if it is Discrete, one-hot.
-    `rows` (N, …) are observations of TeamEnvs, in which all this stands side by side, as `layout` says.
+    `rows` (N, …) are observations of TeamEnv, in which all this stands side by side, as `layout` says:
+
+        [ 1 in an episode's first row | alive, per agent | observations | state | available actions, 1 or 0 ]
+
+        --state-type          EP                      FP
+        state, reward, end    one for all agents      one for each agent
+        their rows in a batch B                       n·B: the first agent's, then the second one's, and so on
+        critics               one for all agents      one for each agent; with --share-policy, one for all
+        what a critic sees    the state               the agent's own observation, and the state
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -150,7 +162,7 @@ class Agents(nn.Module):
             self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
         if args.share_policy:  # the list then holds one and the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics = nn.ModuleList([self.new_critics(args)])
+        self.critics = nn.ModuleList([self.new_critics(args)])  # critics[k][i]: twin k, of agent i (EP: a single i)
         if args.twin_q:  # with weights of their own: copies of the first would stay that for ever
             self.critics.append(self.new_critics(args))
         self.target_actors = copy.deepcopy(self.actors)
@@ -165,16 +177,15 @@ class Agents(nn.Module):
         count = self.num_agents if args.state_type == "FP" and not args.share_policy else 1
         return nn.ModuleList(uniform_mlp(inputs, hidden_sizes, 1) for _ in range(count))
 
-    def values(self, critics, states, actions):
+    def values(self, twin, states, actions):
         """Q(s, a^1, …, a^n), (R,), of states (R, S) and a list over agents of actions, (R, A_i) or (B, A_i).
 
-        With FP, rows are those of the first agent, then those of the second one, and so on: each agent's critic takes
-        its own. If all of them are to judge the same actions, these are given once.
+        `twin` is a list of critics: with FP, each agent's takes its own B of the rows.
         """
         together = torch.cat(actions, dim=1)
-        together = together.repeat(len(states) // len(together), 1)
-        inputs = torch.cat([states, together], dim=1).chunk(len(critics))
-        return torch.cat([critic(part) for critic, part in zip(critics, inputs)]).squeeze(1)
+        together = together.repeat(len(states) // len(together), 1)  # FP: every critic judges the stored actions
+        inputs = torch.cat([states, together], dim=1).chunk(len(twin))
+        return torch.cat([critic(part) for critic, part in zip(twin, inputs)]).squeeze(1)
 
     def choose(self, actors, obs, available, rng):
         """(actions, outputs): what the actors do, and what goes into tanh or Gumbel-softmax for it. Lists of tensors.
@@ -294,22 +305,26 @@ def gumbel_softmax(logits, noise, temperature):
 #     reward of a sample from slot 1: r_1 + gamma r_3 + gamma^2 r_5, its discount gamma^3; from slot 4: r_4 + gamma r_6
 #     and gamma^2, for no more has been played; from slot 2: r_2 and gamma.
 
-# Tensors; of obs, actions and available_actions, and of what is next of these, lists over agents of tensors (…, size).
-# There are G streams of rewards: one (EP), or one for each agent (FP). obs, actions and available_actions have B rows.
-# share_obs, rewards, dones, terms, gammas and all that is next have G·B: the first stream's, the second one's, and so
-# on. valid_transitions have n·B: the first agent's, the second one's, and so on.
+# B samples, as tensors. There are G streams of rewards: one (EP), or one for each agent (FP). G·B rows are those of the
+# first stream, then those of the second one, and so on. What is next has as many, for each stream's n-step window may
+# end in another step, where all agents observe something else.
 OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
-    "share_obs obs actions available_actions rewards dones valid_transitions terms next_share_obs next_obs "
-    "next_available_actions gammas",
+    "share_obs "  # (G·B, S): what critics see besides actions
+    "obs actions available_actions "  # lists over agents: (B, O_i), (B, A_i), (B, A_i)
+    "rewards dones "  # (G·B, 1): a window's sum; whether its last step ends the episode, which only ends windows
+    "valid_transitions "  # (n·B, 1), agent by agent: 0 where the agent was dead
+    "terms next_share_obs "  # (G·B, 1): whether that terminates, which alone takes Q' away; (G·B, S)
+    "next_obs next_available_actions "  # lists over agents: (G·B, O_i), (G·B, A_i)
+    "gammas",  # (G·B, 1): the discount of Q'
 )
 
 
 class OffPolicyBuffer:
     """The last `capacity` steps of N environments, first in, first out, in host memory.
 
-    There are G `streams` of rewards and states: one for all agents (EP), or one for each (FP). `obs_sizes`,
-    `action_sizes` and `choices` (of available actions) are lists over agents.
+    There are G `streams` of rewards and states. `obs_sizes`, `action_sizes` and `choices` (how many masks of actions
+    there are) are lists over agents.
     """
 
     def __init__(
@@ -396,7 +411,7 @@ class OffPolicyBuffer:
     def windows(self, t, e):
         """(rewards, discounts, last steps), each (G, B), of samples that start in step t of environment e, each (B,).
 
-        R = r_0 + gamma r_1 + … + gamma^(k-1) r_(k-1) and gamma^k, after which Q' is asked (arXiv 1710.02298, eq. 1).
+        R = r_0 + gamma r_1 + … + gamma^(k-1) r_(k-1) and gamma^k, after which Q' is asked (arXiv 1710.02298, eq. 2).
         k is n_step, but less where the episode ends, or where no more of it has been played.
         """
         g = np.arange(self.streams)[:, None]
@@ -415,7 +430,7 @@ class OffPolicyBuffer:
         """The OffPolicyBatch of the samples that start in these slots, on the device."""
         t, e = np.divmod(slots, self.num_envs)
         rewards, discounts, last = self.windows(t, e)
-        g = np.repeat(np.arange(self.streams), len(slots))
+        g = np.repeat(np.arange(self.streams), len(slots))  # (G·B,), like the next three: stream by stream
         first_t = np.tile(t, self.streams)
         last_t = last.ravel()
         of_streams = np.tile(e, self.streams)
@@ -479,7 +494,7 @@ class OffPolicyBufferEP(OffPolicyBuffer):
 
 
 class OffPolicyBufferFP(OffPolicyBuffer):
-    """A state, reward and end for each agent ("feature-pruned" state), and so a window of its own."""
+    """A state, reward and end for each agent, and so a window of its own (agent-specific state; "FP" in HARL)."""
 
     def __init__(self, capacity, num_envs, state_size, obs_sizes, *more, **options):
         super().__init__(capacity, num_envs, len(obs_sizes), state_size, obs_sizes, *more, **options)
@@ -494,21 +509,14 @@ def store_step(buffer, agents, rows, reset_rows, actions, result):
     if agents.args.state_type == "FP":  # each agent has rewards and an end of its own, (N, n)
         rewards = infos["rewards"]
         done = done[:, None] | (next_rows[:, alive] == 0)
+        # An agent that is truncated before the others leaves no last observation: Q' is then asked about zeros.
         terminated = infos["terminated"]
+    states = agents.critic_inputs(rows)
+    next_states = agents.critic_inputs(next_rows)
     obs, available = agents.views(rows)
     next_obs, next_available = agents.views(next_rows)
     buffer.insert(
-        agents.critic_inputs(rows),
-        obs,
-        actions,
-        available,
-        rewards,
-        done,
-        took_part,
-        terminated,
-        agents.critic_inputs(next_rows),
-        next_obs,
-        next_available,
+        states, obs, actions, available, rewards, done, took_part, terminated, next_states, next_obs, next_available
     )
 
 
@@ -563,7 +571,7 @@ def matd3_targets(agents, batch, args, rng):
                 noise = args.target_noise * agents.normal(actions.shape, rng)
                 next_actions[i] = smoothed(actions, noise, args.noise_clip)
         # TD3, line 2: clipped double Q. There are two critics (MADDPG: one), and the lower value counts.
-        next_values = [agents.values(critics, batch.next_share_obs, next_actions) for critics in agents.target_critics]
+        next_values = [agents.values(twin, batch.next_share_obs, next_actions) for twin in agents.target_critics]
         rewards = batch.rewards.squeeze(1)
         terminated = batch.terms.squeeze(1)
         gammas = batch.gammas.squeeze(1)
@@ -571,8 +579,8 @@ def matd3_targets(agents, batch, args, rng):
 
 
 def critics_loss(agents, batch, targets):
-    """(loss, mean value): the mean squared error of Q, summed over twins   (arXiv 1706.02275, eq. 6)."""
-    values = torch.stack([agents.values(critics, batch.share_obs, batch.actions) for critics in agents.critics])
+    """(loss, mean value): the mean squared error of all Q^i, summed over twins   (arXiv 1706.02275, eq. 6)."""
+    values = torch.stack([agents.values(twin, batch.share_obs, batch.actions) for twin in agents.critics])
     errors = ((values - targets) ** 2).sum(0)
     valid = torch.ones_like(errors)
     if agents.args.state_type == "FP":  # an agent's critic learns nothing from steps in which the agent was dead
@@ -586,6 +594,7 @@ def actors_loss(agents, batch, rng):
     states = batch.share_obs
     if agents.args.state_type == "EP":  # the same states in each agent's turn; with FP, each agent has its own
         states = states.repeat(agents.num_agents, 1)
+    # In turn i only a^i carries a gradient, so one backward serves all actors. TD3: they follow the first twin only.
     values = agents.values(agents.critics[0], states, in_turn(own, batch.actions))
     squares = torch.cat([(output**2).mean(1) for output in outputs])
     valid = batch.valid_transitions.squeeze(1)  # nobody learns from what happened when it was dead
@@ -618,13 +627,14 @@ def train(args):
     actor_optimizer = Adam(agents.actors.parameters(), lr=args.actor_learning_rate)
     critic_optimizer = Adam(agents.critics.parameters(), lr=args.critic_learning_rate)
     parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    # explores: evaluations judge it, not training episodes
     run = Run(args, agents, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True, **parts)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, rows, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, rows, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
-            buffer.cut()  # no n-step window reaches from one to the other
+            buffer.cut()  # no n-step window reaches from old episodes into new ones
         if args.anneal_lr:
             actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
             critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
@@ -636,27 +646,27 @@ def train(args):
         result = envs.step(agents.to_env(actions))
         store_step(buffer, agents, rows, reset_rows, actions, result)
         rows, rewards, terminated, truncated, _ = result
-        run.count(rows, rewards, terminated | truncated, reset_rows)
+        run.count(rows, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
         reset_rows = terminated | truncated
 
         for _ in range(updates_due(step_before, run.step, args)):
             agents.updates += 1
             batch = buffer.sample(args.batch_size, rng)
             targets = matd3_targets(agents, batch, args, rng)
-            loss, value_mean = critics_loss(agents, batch, targets)
-            run.check_finite(critic_loss=loss.item())
+            critic_loss, value_mean = critics_loss(agents, batch, targets)
+            run.check_finite(critic_loss=critic_loss.item())
             critic_optimizer.zero_grad()
-            loss.backward()
+            critic_loss.backward()
             if args.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm)
             critic_optimizer.step()
-            run.log(critic_loss=loss.detach(), value_mean=value_mean)
+            run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
             if agents.updates % args.policy_frequency == 0:  # TD3, line 3: delayed updates of actors and all targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
                 run.check_finite(actor_loss=actor_loss.item())
                 loss = actor_loss + args.output_penalty * squares
                 actor_optimizer.zero_grad()
-                loss.backward(inputs=list(agents.actors.parameters()))  # no gradient for the critics, which stay
+                loss.backward(inputs=list(agents.actors.parameters()))  # spares the critics: they are not updated here
                 if args.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(agents.actors.parameters(), args.max_grad_norm)
                 actor_optimizer.step()

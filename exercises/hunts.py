@@ -453,8 +453,8 @@ hunt(
     check=check_tomorrow,
     plant=Plant(
         "matd3_targets",
-        "agents.values(critics, batch.next_share_obs, ",
-        "agents.values(critics, batch.share_obs, ",
+        "agents.values(twin, batch.next_share_obs, ",
+        "agents.values(twin, batch.share_obs, ",
     ),
 )
 

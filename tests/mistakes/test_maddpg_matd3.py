@@ -108,12 +108,12 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "the first slot of an environment is another's": 'side="right" -> side="left"',
     },
     ("matd3_targets", TWIN["MATD3"]): {
-        "no target critics": "for critics in agents.target_critics] -> for critics in agents.critics]",
-        "the state before": "critics, batch.next_share_obs -> critics, batch.share_obs",
+        "no target critics": "for twin in agents.target_critics] -> for twin in agents.critics]",
+        "the state before": "twin, batch.next_share_obs -> twin, batch.share_obs",
         "no noise": "args.target_noise > 0 and -> False and",
     },
     ("matd3_targets", TWIN["FP"]): {
-        "one critic asked twice": "agents.values(critics, -> agents.values(agents.target_critics[0],",
+        "one critic asked twice": "agents.values(twin, -> agents.values(agents.target_critics[0],",
     },
     ("critics_loss", TWIN["MATD3"]): {
         "one critic learns": "** 2).sum(0) -> ** 2 * torch.tensor([[1], [0]])).sum(0)",
@@ -126,7 +126,7 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "states = batch.share_obs[: len(batch.obs[0])].repeat(agents.num_agents, 1)",
     },
     ("Agents.values", TWIN["FP"]): {
-        "critics in another order": "zip(critics, inputs) -> zip(reversed(critics), inputs)",
+        "critics in another order": "zip(twin, inputs) -> zip(reversed(twin), inputs)",
     },
     ("Agents.choose", TWIN["discrete"]): {
         "masks ignored": "torch.where(mask, output, -1e9) -> output",
@@ -165,7 +165,7 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "the state alone": "inputs[:, i, : self.obs_sizes[i]] = rows[:, part] -> pass",
     },
     ("store_step", STORED["EP"]): {
-        "truncation is termination": "took_part,\n        terminated, -> took_part,\n        done,",
+        "truncation is termination": "took_part, terminated, -> took_part, done,",
         "states now for next": "agents.critic_inputs(next_rows) -> agents.critic_inputs(rows)",
     },
     ("store_step", STORED["FP"]): {
