@@ -16,7 +16,7 @@ uphill, the others doing what they did:
 
 where Q' and mu' follow Q and mu slowly. By default (--state-type EP) there is one Q, of the team's summed reward: for
 cooperative tasks only. --state-type FP --no-share-policy has one Q^i per agent, of its own reward, as in the paper.
-MATD3 is MADDPG plus TD3's three lines: noise on mu'(o') smooths Q', of two critics the lower value counts, actors move
+MATD3 is MADDPG plus TD3's three tricks: noise on mu'(o') smooths Q', of two critics the lower value counts, actors move
 less often than critics. Discrete actions are drawn by Gumbel-softmax.
 
     python maddpg_matd3.py                                                   # three agents spread over three landmarks
@@ -563,14 +563,14 @@ def polyak(target, source, tau):
 
 
 def matd3_targets(agents, batch, args, rng):
-    """What the critics learn, y (G·B,): the targets' value of what follows, with the first two of TD3's three lines."""
+    """What the critics learn, y (G·B,): the targets' value of what follows, with the first two of TD3's three tricks."""
     with torch.no_grad():
         next_actions, _ = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
-        if args.target_noise > 0 and not agents.discrete:  # TD3, line 1: target policy smoothing
+        if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
             for i, actions in enumerate(next_actions):
                 noise = args.target_noise * agents.normal(actions.shape, rng)
                 next_actions[i] = smoothed(actions, noise, args.noise_clip)
-        # TD3, line 2: clipped double Q. There are two critics (MADDPG: one), and the lower value counts.
+        # TD3, trick 2: clipped double Q. There are two critics (MADDPG: one), and the lower value counts.
         next_values = [agents.values(twin, batch.next_share_obs, next_actions) for twin in agents.target_critics]
         rewards = batch.rewards.squeeze(1)
         terminated = batch.terms.squeeze(1)
@@ -661,7 +661,7 @@ def train(args):
                 nn.utils.clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm)
             critic_optimizer.step()
             run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
-            if agents.updates % args.policy_frequency == 0:  # TD3, line 3: delayed updates of actors and all targets
+            if agents.updates % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of actors and all targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
                 run.check_finite(actor_loss=actor_loss.item())
                 loss = actor_loss + args.output_penalty * squares
