@@ -8,15 +8,15 @@
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
 Where rewards are so sparse that chance never finds one, PPO learns nothing. One demonstration is enough to begin with:
-at the end of each episode a slot of the vector environment draws where its next episode comes from,
+at the end of each episode or replay a slot of the vector environment draws what comes next,
 
     a replay of a reward demo with probability rho, of value demo i with probability phi max_t V_i(s_t)^alpha / sum,
     else the environment                                                            (arXiv 2007.03328, section 3)
 
-A replay streams stored observations, actions and rewards into the rollout; the current critic values them, and their
-log-probability counts as log 1 = 0, so the clipped objective of PPO imitates what turned out better than expected. The
-agent's own episodes become reward demos if their return is good enough, value demos if the critic thinks highly of
-some state in them; each new reward demo shifts probability from phi to rho. Everything else is PPO, with a GRU.
+A replay streams its stored steps into the rollout; the current critic values them, and their log-probability counts as
+log 1 = 0 (discrete actions), so the clipped objective of PPO imitates what turned out better than expected. The agent's
+own episodes become reward demos if their return is good enough, value demos if the critic thinks highly of some state
+in them; new reward demos shift probability from phi to rho. Everything else is PPO, with a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
@@ -84,9 +84,10 @@ class Args:
     rho: float = 0.1  # probability that the next episode is a replay of a reward demo
     phi: float = 0.3  # probability that it is a replay of a value demo
     alpha: float = 10.0  # exponent of the value demos' priorities; 0 draws them uniformly
-    anneal_by: Literal["capacity", "current"] = "capacity"  # a new reward demo moves phi / this size of the value list
+    # a new reward demo moves phi / N from phi to rho; N: room for value demos, or how many there are now
+    anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # demos in both lists together
-    initial_reward_threshold: float | None = None  # return of a reward demo; None: as the demos have, or any above 0
+    initial_reward_threshold: float | None = None  # return of a reward demo; None: as the demos have, but above 0
     initial_human_demos_dir: str | None = None  # folder of demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of demos that may be dropped
     supplementary_demos_dir: str | None = None  # folder that is watched: each new file becomes an agent demo
@@ -223,7 +224,7 @@ class RecurrentAgent(nn.Module):
         for t in range(len(obs)):
             state = self.gru(x[t], state)
             features.append(state)
-            state = state * ~reset_rows[t, :, None]  # the next row begins an episode
+            state = state * ~reset_rows[t, :, None]  # after a reset row the next row begins an episode
             states.append(state)
         return torch.stack(features), torch.stack(states)
 
@@ -248,9 +249,10 @@ class RecurrentAgent(nn.Module):
         return log_probs.view_as(values), entropies.view_as(values), values, states
 
     def certain_log_prob(self):
-        """The log-probability of an action taken with certainty: 0; of a Gaussian, its log-density at the mean.
+        """log mu, where mu is how probable a demonstrator's action was: he took it with certainty, so log 1 = 0.
 
-        A density has no probability 1. This keeps pi/mu at most 1 where pi has not moved, as for discrete actions.
+        With continuous actions nothing has probability 1: there mu is taken as the density at the mean of a Gaussian
+        with our present std. So pi/mu <= 1 at first, as for discrete actions.
         """
         if not self.continuous:
             return 0.0
@@ -340,12 +342,14 @@ Sequences = namedtuple("Sequences", "obs reset_rows replayed actions old_log_pro
 class SequenceBuffer:
     """One rollout of N slots, time-major (T, N, …), real episodes and replays alike; it is cut into chunks for the GRU.
 
-        row  observation          reward  truncated  reset row  replayed     A slot replays the end of a demo. Row 1 is
-         0   last of the demo     r       yes        no         yes          a reset row and never trained on, but it
-         1   its final one        0       no         yes        no           holds the true successor of row 0, whose
-         2   s0 of an episode     r0      no         no         no           value stands for the rest of the demo.
+        row  observation          reward  terminated  truncated  reset row  replayed
+         0   last of the demo     r       yes         no         no         yes
+         1   its final one        0       no          no         yes        no
+         2   s0 of an episode     r0      no          no         no         no
 
-    The row after the end of a real episode is just the same, for in it the environment resets itself.
+    A slot replays the end of a demo, then shows its environment. Row 1 is a reset row and never trained on, but it
+    holds the true successor of row 0, whose value stands for the rest of a demo that ends truncated. The row after the
+    end of a real episode is just the same, for in it the environment resets itself.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -462,15 +466,16 @@ class Demo:
     terminated: bool  # whether the episode ended with the last row; if not, it was truncated there
     total: float  # return of the whole episode, of which this may be the beginning
     human: bool = False  # never dropped
-    max_value: float = 0.0  # highest estimate of the critic, over all steps of the episode; matters for value demos
+    max_value: float = 0.0  # the critic's highest: over the whole episode when added, later over its last replay
     id: int = 0  # given by PPODBuffer
 
 
 def as_demo(obs, actions, rewards, terminated, max_value=0.0):
     """The Demo that an episode becomes, given as Demo's fields of its T steps.
 
-    What follows the last positive reward teaches nothing and is cut off, so that the demo ends truncated; an episode
-    without any is kept whole. The return and the highest value are those of the whole episode all the same.
+    What follows the last positive reward is cut off, penalties too (it is meant for sparse rewards that are never
+    negative); the demo then ends truncated. An episode without any is kept whole. The return and the highest value are
+    those of the whole episode all the same.
     """
     length = len(rewards)
     if (rewards > 0).any():
@@ -504,8 +509,8 @@ class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
     Reward demos are from outside, or the agent's own best; value demos are those of its other episodes of whose states
-    the critic thinks most highly. Each new reward demo makes replays of reward demos likelier (rho), of value demos
-    less likely (phi).
+    the critic thinks most highly. While there are any, each new reward demo makes replays of reward demos likelier
+    (rho), of value demos less likely (phi).
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -513,17 +518,17 @@ class PPODBuffer:
         self.spaces = observation_space, action_space
         self.reward_demos = []
         self.value_demos = []
-        self.value_capacity = args.demo_capacity  # room for value demos at the start
+        self.value_capacity = args.demo_capacity  # room for value demos; make_demo_buffer takes off the initial demos
         self.rho = args.rho
         self.phi = args.phi
         self.reward_threshold = args.initial_reward_threshold  # None: any return above 0 is good
         self.last_id = 0
-        self.seen = {}  # supplementary files: name -> TAKEN, or when one that was bad had been changed
+        self.seen = {}  # supplementary files: name -> TAKEN, or the mtime of a bad one, retried once it changes
         self.rollouts = 0
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
-        self.away = np.zeros(num_envs, bool)  # whether the environment must be reset before it is seen again
+        self.away = np.zeros(num_envs, bool)  # whether the environment ran on unseen, behind a replay
         # What each slot's episode had in earlier rollouts: parts (obs, actions, rewards, values), one from each.
         self.episodes = [[] for _ in range(num_envs)]
 
@@ -539,7 +544,7 @@ class PPODBuffer:
             return self.value_demos[rng.choice(len(probabilities), p=probabilities)]
         return None
 
-    def draw(self, slots, obs, rng):
+    def draw_sources(self, slots, obs, rng):
         """Let slots draw what they show next. Returns obs (N, …) with the first observations of what they replay."""
         obs = obs.copy()
         for i in slots:
@@ -555,15 +560,28 @@ class PPODBuffer:
         """Forget all episodes and replays under way. Returns what the slots show of new environments that show obs."""
         self.away[:] = False
         self.episodes = [[] for _ in self.episodes]
-        return self.draw(range(len(obs)), obs, rng)
+        return self.draw_sources(range(len(obs)), obs, rng)
 
-    def replay(self, envs, reset_rows, step, rng):
+    def draw_next(self, envs, reset_rows, next_obs, rng):
+        """Let slots in a reset row draw what comes next. Returns next_obs (N, …) with its first observations."""
+        next_obs = self.draw_sources(np.flatnonzero(reset_rows), next_obs, rng)
+        shows_env = np.array([demo is None for demo in self.replays])
+        returning = reset_rows & shows_env & self.away  # these drew their environments, which ran on unseen meanwhile
+        if returning.any():
+            first_obs, _ = envs.reset(options={"reset_mask": returning})
+            next_obs[returning] = first_obs[returning]
+            self.away[returning] = False
+        return next_obs
+
+    def show_replays(self, reset_rows, step):
         """What the slots show: (the Step with replays in place of what the environments did, demo ids (N,), 0: none).
 
-        In its reset row a slot draws what comes next. The environments go on behind replays, but nobody sees that, and
-        they are reset before they are seen again.
+        Nothing happens in a reset row: no reward, no end, whatever an environment behind a replay did.
         """
         actions, next_obs, rewards, terminated, truncated = [array.copy() for array in step]
+        rewards[reset_rows] = 0
+        terminated[reset_rows] = False
+        truncated[reset_rows] = False
         demo_ids = np.zeros(len(reset_rows), np.int64)
         for i in np.flatnonzero(~reset_rows):
             demo = self.replays[i]
@@ -579,17 +597,6 @@ class PPODBuffer:
             demo_ids[i] = demo.id
             self.position[i] += 1
         self.replayed_rows += int((demo_ids > 0).sum())
-
-        rewards[reset_rows] = 0
-        terminated[reset_rows] = False
-        truncated[reset_rows] = False
-        next_obs = self.draw(np.flatnonzero(reset_rows), next_obs, rng)
-        shows_env = np.array([demo is None for demo in self.replays])
-        returning = reset_rows & shows_env & self.away
-        if returning.any():
-            first_obs, _ = envs.reset(options={"reset_mask": returning})
-            next_obs[returning] = first_obs[returning]
-            self.away[returning] = False
         return Step(actions, next_obs, rewards, terminated, truncated), demo_ids
 
     def track_potential_demos(self, rollout, values):
@@ -602,7 +609,7 @@ class PPODBuffer:
         begins = np.zeros(len(self.episodes), int)
         for t, i in np.argwhere(rollout.terminated | rollout.truncated):  # in the order of time
             self.extend_episode(i, rollout, values, begins[i], t + 1)
-            begins[i] = t + 1
+            begins[i] = t + 1  # a reset row, which extend_episode leaves out
             obs, actions, rewards, episode_values = [np.concatenate(parts) for parts in zip(*self.episodes[i])]
             self.episodes[i] = []
             if rollout.demo_ids[t, i] > 0:
@@ -612,7 +619,7 @@ class PPODBuffer:
             else:
                 obs = np.concatenate([obs, rollout.obs[t + 1, i][None]])
                 self.consider(as_demo(obs, actions, rewards, rollout.terminated[t, i], episode_values.max()))
-        for i, begin in enumerate(begins):
+        for i, begin in enumerate(begins):  # what is still under way goes on in the next rollout
             self.extend_episode(i, rollout, values, begin, len(rollout.rewards))
 
     def extend_episode(self, i, rollout, values, begin, end):
@@ -642,17 +649,17 @@ class PPODBuffer:
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
-        if self.reward_threshold is None or lowest > self.reward_threshold:
+        if is_good(lowest, self.reward_threshold):  # it never falls; without the flag it is above 0
             self.reward_threshold = lowest
 
-    def add(self, demos, demo):
+    def add(self, demo_list, demo):
         """Append the Demo to one of the lists, under an id of its own."""
         self.last_id += 1
         demo.id = self.last_id
-        demos.append(demo)
+        demo_list.append(demo)
 
     def anneal_parameters(self):
-        """Move probability from value demos to reward demos: phi_0 / |D_V| for each new reward demo.
+        """For a new reward demo, move phi_0 / |D_V| of probability from phi to rho, if there are value demos.
 
         |D_V| is how many value demos there was room for at the start, or with --anneal-by current how many there are.
         """
@@ -681,21 +688,11 @@ class PPODBuffer:
             self.add_reward_demo(demo)
 
     def save_demos(self, is_finished):
-        """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
-
-        Its subfolders `reward` and `value` get the agent's own reward demos and the value demos, the best as 0.npz.
-        """
+        """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir."""
         self.rollouts += 1
-        is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
-        if not self.args.target_agent_demos_dir or not is_due:
-            return
-        own = [demo for demo in self.reward_demos if not demo.human]
-        best_own = sorted(own, key=lambda demo: -demo.total)
-        best_value = sorted(self.value_demos, key=lambda demo: -demo.max_value)
-        for name, demos in (("reward", best_own), ("value", best_value)):
-            for rank, demo in enumerate(demos[: self.args.num_agent_demos_to_save]):
-                path = Path(self.args.target_agent_demos_dir, name, f"{rank}.npz")
-                save_demo(path, demo, self.args, *self.spaces)
+        if is_finished or self.rollouts % self.args.save_demos_every == 0:
+            own = [demo for demo in self.reward_demos if not demo.human]
+            save_best_demos(own, self.value_demos, self.args, *self.spaces)
 
     COUNTERS = "rho phi value_capacity reward_threshold last_id rollouts replayed_rows".split()
 
@@ -763,7 +760,9 @@ def approximate_kl(log_ratios):
 def sequence_loss(agent, batch, args):
     """PPO's loss of Sequences, to be minimised, and a dict of figures to log. Reset rows count for nothing.
 
-    Of replayed rows pi/mu is no distance that the policy has moved: approx_kl and clip_fraction leave them out.
+    In replayed rows the ratio is pi/mu (see certain_log_prob), hardly above 1: A > 0 always makes the action likelier,
+    A < 0 less likely only until the ratio is below 1 - eps. It does not say how far the policy has moved: approx_kl and
+    clip_fraction leave these rows out.
     """
     log_probs, entropies, values, _ = agent(batch.obs, batch.reset_rows, batch.actions, batch.state)
     trained = ~batch.reset_rows
@@ -799,13 +798,13 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_sequences(args, envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
     demos = make_demo_buffer(args, envs)  # it holds the initial demos
     run = Run(args, agent, envs, optimizer=optimizer, demos=demos)
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
             obs = demos.restart(obs, rng)
             state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
             reset_rows = np.zeros(args.num_envs, bool)  # whether in the next row a slot only draws what it shows next
@@ -814,20 +813,21 @@ def train(args):
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
         demos.load_supplementary_demos()
         buffer.state = state
+        # Next-step autoreset: after an end comes a reset row; its action is ignored, its next_obs begins what is next.
         for t in range(args.num_steps):
             actions, state = agent.sample(obs, reset_rows, state, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(to_env(actions, agent.action_space))
-            step = Step(actions, next_obs, rewards, terminated, truncated)
-            step, demo_ids = demos.replay(envs, reset_rows, step, rng)
+            next_obs = demos.draw_next(envs, reset_rows, next_obs, rng)
+            step, demo_ids = demos.show_replays(reset_rows, Step(actions, next_obs, rewards, terminated, truncated))
             buffer.add(t, obs, step, reset_rows, demo_ids)
             ended = step.terminated | step.truncated
-            real = ~reset_rows & (demo_ids == 0)
-            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # replays count as little as reset rows
+            real = ~reset_rows & (demo_ids == 0)  # replays count as little as reset rows
+            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # advances run.step, but for reset rows
             obs = step.next_obs
             reset_rows = ended
 
         log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
-        demos.track_potential_demos(buffer, values)
+        demos.track_potential_demos(buffer, values)  # before rewards are scaled: demos keep them raw
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
         if args.normalize_reward:
@@ -1076,6 +1076,18 @@ def save_demo(path, demo, args, observation_space, action_space):
     write_file(path, lambda file: np.savez_compressed(file, **fields))
 
 
+def save_best_demos(reward_demos, value_demos, args, observation_space, action_space):
+    """Write the best demos to the subfolders `reward` and `value` of target_agent_demos_dir, the best as 0.npz."""
+    if not args.target_agent_demos_dir:
+        return
+    best_reward = sorted(reward_demos, key=lambda demo: -demo.total)
+    best_value = sorted(value_demos, key=lambda demo: -demo.max_value)
+    for name, demos in (("reward", best_reward), ("value", best_value)):
+        for rank, demo in enumerate(demos[: args.num_agent_demos_to_save]):
+            path = Path(args.target_agent_demos_dir, name, f"{rank}.npz")
+            save_demo(path, demo, args, observation_space, action_space)
+
+
 def make_demo_buffer(args, envs):
     """A PPODBuffer that holds the demos in the folders that args name. UserError if one is bad, or too many are there.
 
@@ -1095,7 +1107,9 @@ def make_demo_buffer(args, envs):
     if demos.value_capacity < 0:
         raise UserError(f"{len(demos.reward_demos)} demos exceed demo_capacity = {args.demo_capacity}")
     if demos.reward_threshold is None and demos.reward_demos:
-        demos.reward_threshold = min(demo.total for demo in demos.reward_demos)
+        lowest = min(demo.total for demo in demos.reward_demos)
+        if is_good(lowest, None):
+            demos.reward_threshold = lowest
     return demos
 
 

@@ -123,6 +123,34 @@ def test_without_threshold_and_demos_only_a_positive_return_is_good(script):
     assert [demo.total for demo in demos.reward_demos] == pytest.approx([0.5, 0.7]) and demos.reward_threshold == 0.5
 
 
+def test_demos_that_earned_nothing_set_no_threshold(script):
+    """Supplementary demos of 0 and -3. Returns 0, -1, 0.5, 0.2: with a threshold of 0 or -3, failures would be reward
+    demos; a positive return still is needed, and any will do. A demo of 0.3 and room for three: the two longest go,
+    the lowest of the rest is 0.2, and 0.1 is too low. The user's own 0 is a threshold like any other.
+    """
+    lengths = {0.0: 9, -3.0: 8, 0.5: 3, 0.2: 4}
+    demos = store(script)
+    for total in (0.0, -3.0):
+        demos.add_reward_demo(make_demo(script, total=total, length=lengths[total]))
+    assert demos.reward_threshold is None
+    play(script, demos, ([0, 0], [0, 0], "terminated"), ([0, -1], [0, 0], "terminated"))
+    assert len(demos.reward_demos) == 2 and len(demos.value_demos) == 2
+    for total in (0.5, 0.2):
+        play(script, demos, ([0] * (lengths[total] - 1) + [total], [0] * lengths[total], "terminated"))
+    assert [demo.total for demo in demos.reward_demos] == pytest.approx([0, -3, 0.5, 0.2])
+    assert demos.reward_threshold is None
+    demos.args.demo_capacity = 3
+    demos.add_reward_demo(make_demo(script, total=0.3, length=2))
+    assert [demo.total for demo in demos.reward_demos] == pytest.approx([0.5, 0.2, 0.3])
+    assert demos.reward_threshold == pytest.approx(0.2)
+    play(script, demos, ([0.1], [0], "terminated"))
+    assert len(demos.reward_demos) == 3
+    demos = store(script, initial_reward_threshold=0.0)
+    demos.add_reward_demo(make_demo(script, total=0.0))
+    play(script, demos, ([0, 0], [0, 0], "terminated"), ([0, -1], [0, 0], "terminated"))
+    assert [demo.total for demo in demos.reward_demos] == [0, 0] and demos.reward_threshold == 0
+
+
 def test_value_demos(script):
     """Room for 2. Highest values 0.5 and 0.3 join; 0.2 and 0.3 do not beat the lowest, 0.4 does (the last value is 0.1
     in all). When the first is replayed and the critic says 0.6 at most, that is its value; a replay is no candidate.
@@ -164,7 +192,8 @@ def test_replayed_rows(script):
     obs, reset_rows = np.zeros((1, 1), np.float32), np.ones(1, bool)
     environment = script.Step(np.zeros((1, 1), int), np.full((1, 1), 7.0), np.full(1, 7.0), *np.zeros((2, 1), bool))
     for t in range(4):
-        step, ids = demos.replay(None, reset_rows, environment, Draws(0.05))
+        next_obs = demos.draw_next(None, reset_rows, environment.next_obs, Draws(0.05))
+        step, ids = demos.show_replays(reset_rows, environment._replace(next_obs=next_obs))
         rollout.add(t, obs, step, reset_rows, ids)
         obs, reset_rows = step.next_obs, step.terminated | step.truncated
     log_probs, values = rollout.log_probs_and_values(Critic())

@@ -78,8 +78,13 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "reset rows belong to an episode": "~rollout.reset_rows[begin:end, i] -> rollout.rewards[begin:end, i] < 100",
     },
     ("PPODBuffer.add_reward_demo", by_hand.test_threshold): {
-        "the threshold falls": "or lowest > self.reward_threshold -> or True",
+        "the threshold falls": "if is_good(lowest, self.reward_threshold): -> if True:",
         "the threshold stays": "self.reward_threshold = lowest -> pass",
+    },
+    ("PPODBuffer.add_reward_demo", by_hand.test_demos_that_earned_nothing_set_no_threshold): {
+        "a demo of 0 sets the threshold": "is_good(lowest, self.reward_threshold) -> "
+        "(self.reward_threshold is None or lowest > self.reward_threshold)",
+        "any positive return for ever": "is_good(lowest, self.reward_threshold) -> self.reward_threshold is not None",
     },
     ("is_good", by_hand.test_threshold): {"an equal return does not do": "total >= threshold -> total > threshold"},
     ("is_good", by_hand.test_without_threshold_and_demos_only_a_positive_return_is_good): {
@@ -101,7 +106,10 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("PPODBuffer.extend_episode", by_hand.test_an_episode_over_three_rollouts): {
         "cut where a rollout ends": "self.episodes[i].append(part) -> self.episodes[i] = [part]",
     },
-    ("PPODBuffer.replay", by_hand.test_replayed_rows): {
+    ("PPODBuffer.draw_sources", by_hand.test_replayed_rows): {
+        "writes into the caller's observations": "obs = obs.copy() -> pass",
+    },
+    ("PPODBuffer.show_replays", by_hand.test_replayed_rows): {
         "writes into the caller's arrays": "array.copy() for -> array for",
         "the agent's actions": "actions[i] = demo.actions[t] -> pass",
     },
@@ -170,14 +178,16 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
 }
 MISTAKES_OF_RUNS = {  # the same, of whole rollouts
     ("is_good", FAILURES): {"failures become reward demos": "total > 0 -> True"},
-    ("PPODBuffer.replay", loops.test_replays): {
+    ("PPODBuffer.draw_next", loops.test_replays): {
         "the environment is seen in mid-episode": "& shows_env & self.away -> & shows_env & False",
+    },
+    ("PPODBuffer.show_replays", loops.test_replays): {
         "every demo ends terminated": "is_last and demo.terminated -> is_last",
         "no demo ends terminated": "is_last and demo.terminated -> False",
         "reward of the environment behind a reset row": "rewards[reset_rows] = 0 -> pass",
         "end of the environment behind a reset row": "terminated[reset_rows] = False -> pass",
     },
-    ("PPODBuffer.draw", loops.test_replays): {
+    ("PPODBuffer.draw_sources", loops.test_replays): {
         "the last demo's environment is seen": "self.away[i] = True -> pass",
         "the environment before the demo": "obs[i] = demo.obs[0] -> pass",
         "a demo goes on where it was": "self.position[i] = 0 -> pass",

@@ -224,6 +224,19 @@ def test_initial_demos(given, threshold):
         script.make_demo_buffer(dataclasses.replace(args, demo_capacity=1), envs)
 
 
+@pytest.mark.parametrize("given", [None, -200.0])
+@pytest.mark.parametrize("total", [0.0, -150.0])
+def test_initial_demos_that_earned_nothing(given, total):
+    """Fails if demos without a positive return make failures reward demos, or if the user's threshold is not kept."""
+    script.save_demo(Path("agent/0.npz"), make_demo(script, total=total), script.Args(env_id="none"), LINE, TWO)
+    args = script.Args(env_id="none", initial_reward_threshold=given, initial_agent_demos_dir="agent")
+    envs = types.SimpleNamespace(single_observation_space=LINE, single_action_space=TWO)
+    demos = script.make_demo_buffer(args, envs)
+    assert len(demos.reward_demos) == 1 and demos.reward_threshold == given
+    demos.consider(make_demo(script, total=-100.0))
+    assert len(demos.reward_demos) == (1 if given is None else 2)
+
+
 def test_supplementary_demos_are_taken_once(capsys):
     """Fails if a file is taken twice, also after a resume, or if one that was half written is never looked at again."""
     write_chain("a.npz")
