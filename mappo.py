@@ -263,7 +263,7 @@ class Team(nn.Module):
         """What the critic sees: the state (N, S), or with FP a state for each agent, (N, n, S); parts: see split_rows.
 
         The state is the environment's own, or else all observations side by side (EP or CL in arXiv 2103.01955). FP has
-        the agent's observation beside it (AS; nothing is pruned); zeros for both once it is dead (there with its ID).
+        the agent's observation beside it (AS; nothing is pruned); zeros once it is dead (in the paper with its ID).
         """
         if self.args.state_type == "EP":
             return parts.state
