@@ -8,8 +8,8 @@
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
 
 Several agents share one reward. Each acts on what it alone observes (o^i); while learning, one critic V sees the state
-s of all. So every agent does PPO with an advantage A that the whole team has in common, r^i being its own ratio of new
-to old policy (arXiv 2103.01955, appendix A):
+s of all. So every agent does PPO with an advantage A of what the whole team gets (one for all; with FP each agent's own
+estimate), r^i being its own ratio of new to old policy, and a bonus for entropy (arXiv 2103.01955, appendix A):
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
@@ -84,7 +84,7 @@ class Args:
     progress: bool = True  # show the progress bar
     # algorithm
     share_policy: bool = True  # one policy for all agents, or one for each
-    happo: bool = False  # update the policies one after the other, each knowing how the earlier ones have moved
+    happo: bool = False  # update one policy after the other, knowing how earlier ones moved; needs --no-share-policy
     state_type: Literal["EP", "FP"] = "EP"  # the critic's input: EP, one state for all; FP, a state for each agent
     action_factor: int = 0  # split Discrete(n) actions, n a larger multiple of this, in two: action % this and the rest
     recurrent: bool = False  # a GRU in actors and critic
@@ -101,7 +101,7 @@ class Args:
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their moving mean and deviation
     clip_vloss: bool = True  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
+    clip_vloss_coef: float = 0.2  # values may move this far unclipped; in normalised units with value_norm
     huber_delta: float = 10.0  # errors of the critic beyond this count linearly
     ent_coef: float = 0.01  # weight of the entropy bonus
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
@@ -153,7 +153,7 @@ class TeamNetwork(nn.Module):
         """The same for a single step (L = 1), from NumPy arrays to NumPy arrays: acting calls this."""
         x = torch.as_tensor(x, device=self.device)
         if not self.recurrent:
-            return as_numpy(self.mlp, x), rnn_states
+            return as_numpy(self.mlp, x), rnn_states  # the forward pass, in NumPy where that is faster
         rnn_states = torch.as_tensor(rnn_states, device=self.device)
         masks = torch.as_tensor(masks, device=self.device)
         outputs, rnn_states = self(x, rnn_states, masks)
@@ -179,8 +179,8 @@ class AgentPolicy(nn.Module):
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs, device=device))
 
-    def mask(self, output, available_actions):
-        """Logits that are -1e9 where an action is not available; if there are no masks, the output as it is."""
+    def mask_unavailable(self, output, available_actions):
+        """Logits, -1e9 where an action is not available; the output as it is if choices are never restricted."""
         if available_actions.shape[1] == 0:
             return output
         return output.masked_fill(available_actions == 0, -1e9)
@@ -196,13 +196,13 @@ class AgentPolicy(nn.Module):
     def forward(self, obs, rnn_states, masks, available_actions, actions):
         """(log-probs, entropies), each (L·N, 1), of L steps, as tensors; inputs as those of TeamNetwork."""
         output, _ = self.network(obs, rnn_states, masks)
-        return self.distribution(self.mask(output, available_actions), actions)
+        return self.distribution(self.mask_unavailable(output, available_actions), actions)
 
     def policy_output(self, obs, rnn_states, masks, available_actions):
         """(masked logits or means (N, …), a tensor; the next rnn_states) for NumPy arrays (N, …)."""
         output, rnn_states = self.network.step(obs, rnn_states, masks)
         output = torch.as_tensor(output, device=self.device)
-        return self.mask(output, torch.as_tensor(available_actions, device=self.device)), rnn_states
+        return self.mask_unavailable(output, torch.as_tensor(available_actions, device=self.device)), rnn_states
 
     @torch.no_grad()
     def sample(self, obs, rnn_states, masks, available_actions, rng):
@@ -230,7 +230,9 @@ class AgentPolicy(nn.Module):
 class Team(nn.Module):
     """The policies of all agents, the critic that they have in common, and the normaliser of its targets.
 
-    There is one policy, which all agents follow, or one for each: `followers` says who follows which.
+    There is one policy, which all agents follow, or one for each: `followers` says who follows which. Environments
+    return team_rows [ 1 in an episode's first row | alive, per agent | observations | state | available actions ], of
+    which `layout` has the slices (see TeamEnv).
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -260,7 +262,8 @@ class Team(nn.Module):
     def share_obs(self, parts):
         """What the critic sees: the state (N, S), or with FP a state for each agent, (N, n, S); parts: see split_rows.
 
-        That is what the agent observes, as wide as the widest, beside the state of all; zeros once it is dead.
+        The state is the environment's own, or else all observations side by side (EP or CL in arXiv 2103.01955). FP has
+        the agent's observation beside it (AS; nothing is pruned); zeros once it is dead (in the paper with its ID).
         """
         if self.args.state_type == "EP":
             return parts.state
@@ -271,12 +274,12 @@ class Team(nn.Module):
         return share_obs
 
     def sample(self, buffers, t, rng):
-        """What all agents do in row t of their buffers: lists of their actions, log-probs and next rnn_states."""
+        """What all agents do in row t of their buffers: tuples of their actions, log-probs and next rnn_states."""
         samples = []
         for i, buffer in enumerate(buffers):
             inputs = buffer.obs[t], buffer.rnn_states[t], buffer.masks[t], buffer.available_actions[t]
             samples.append(self.actor(i).sample(*inputs, rng))
-        return zip(*samples)
+        return tuple(zip(*samples))
 
     def values(self, buffer, t):
         """(values (…, 1) as the critic gives them, the next rnn_states_critic) of row t of the critic's buffer."""
@@ -294,20 +297,20 @@ class Team(nn.Module):
         return tuple(to_space(self.actor(i).action_space, actions[i]) for i in range(self.num_agents))
 
     def begin_episodes(self, num_envs):
-        """Forget all that was seen: what `act` is shown next are the first rows of num_envs episodes."""
+        """Forget all that was seen: what `act` is shown next begins num_envs episodes."""
         hidden_size = self.actors[0].network.hidden_size
         self.memory = np.zeros((self.num_agents, num_envs, 1, hidden_size), np.float32)
 
-    def act(self, rows):
+    def act(self, team_rows):
         """What the deterministic policies do, as the environment takes it: evaluations call this.
 
         Recurrent policies remember from call to call, and forget where a row begins an episode.
         """
-        if self.memory.shape[1] != len(rows):
-            self.begin_episodes(len(rows))
-        self.memory[:, rows[:, 0] == 1] = 0
-        masks = np.ones((len(rows), 1), np.float32)
-        parts = split_rows(self.layout, rows)
+        if self.memory.shape[1] != len(team_rows):
+            self.begin_episodes(len(team_rows))
+        self.memory[:, team_rows[:, 0] == 1] = 0
+        masks = np.ones((len(team_rows), 1), np.float32)
+        parts = split_rows(self.layout, team_rows)
         actions = []
         for i in range(self.num_agents):
             inputs = parts.obs[i], self.memory[i], masks, parts.available_actions[i]
@@ -323,11 +326,16 @@ class Team(nn.Module):
 # After an episode's end the next row only resets its environment (next-step autoreset), and what is done in it is
 # ignored. It holds the final observation, so the true successor of step t is always what stands in row t + 1:
 #
-#     row  observation   reward  masks  bad_masks  active_masks   An episode of two steps that was truncated in s2, as
-#      0   s0            r0      1      1          1              the masks of row 2 say; had it terminated, bad_masks
-#      1   s1            r1      1      1          1              would be 1. Where masks are 0, no return reaches back
-#      2   s2, final     0       0      0          0              across, and recurrent networks, having seen s2, begin
-#      3   s0, the next  r0      1      1          1              anew. A dead agent's active_masks are 0 as well.
+#     row  observation   reward  masks  bad_masks  active_masks
+#      0   s0            r0      1      1          1
+#      1   s1            r1      1      1          1
+#      2   s2, final     0       0      0          0              an episode of two steps was truncated in s2
+#      3   s0, the next  r0      1      1          1
+#
+# masks 0: an episode ended in this row, and no return reaches back across it. A recurrent network sees it all the same
+#   and forgets after it (in other codes, whose row 2 is the next s0, before it).
+# bad_masks 0: it ended by truncation, so the value of this row counts; had it terminated, bad_masks would be 1.
+# active_masks 0: the row counts in no loss. In an actor's buffer a dead agent's rows do not count either.
 
 ACTOR_FIELDS = "obs rnn_states actions masks active_masks available_actions log_probs factor advantages"
 ActorBatch = namedtuple("ActorBatch", ACTOR_FIELDS)
@@ -337,8 +345,7 @@ CriticBatch = namedtuple("CriticBatch", "share_obs rnn_states_critic masks activ
 def feed_forward_batches(fields, num_mini_batch, rng):
     """Yield dicts of the fields' rows (B, …), which together hold all of (T, S, …) once, in random order."""
     flat = {name: x.flatten(0, 1) for name, x in fields.items()}
-    count = len(flat["masks"])
-    order = torch.as_tensor(rng.permutation(count), device=flat["masks"].device)
+    order = torch.as_tensor(rng.permutation(len(flat["masks"])), device=flat["masks"].device)
     for rows in order.tensor_split(num_mini_batch):
         yield {name: x[rows] for name, x in flat.items()}
 
@@ -389,7 +396,7 @@ class OnPolicyActorBuffer:
 
     def insert(self, obs, rnn_states, actions, action_log_probs, masks, active_masks=None, available_actions=None):
         """Append a step, each argument (N, …): what was done in this row, and all else as it is in the next."""
-        t = self.step
+        t = self.step  # it counts as the t of train does
         self.actions[t] = actions
         self.action_log_probs[t] = action_log_probs
         self.obs[t + 1] = obs
@@ -427,9 +434,8 @@ class OnPolicyActorBuffer:
             yield ActorBatch(**rows)
 
     def naive_recurrent_generator_actor(self, advantages, num_mini_batch, rng):
-        """Yield ActorBatches of whole rollouts (T·C, …) of environments in random order."""
-        for rows in recurrent_batches(self.fields(advantages), num_mini_batch, self.num_steps, rng):
-            yield ActorBatch(**rows)
+        """Yield ActorBatches of whole rollouts (T·C, …) of environments in random order: HARL's name for L = T."""
+        return self.recurrent_generator_actor(advantages, num_mini_batch, self.num_steps, rng)
 
     def recurrent_generator_actor(self, advantages, num_mini_batch, data_chunk_length, rng):
         """Yield ActorBatches of chunks of `data_chunk_length` steps (L·C, …) in random order."""
@@ -440,9 +446,7 @@ class OnPolicyActorBuffer:
 class CriticBuffer:
     """What the critic saw in a rollout: share_obs (T + 1, *streams, S) and so on, with a value and return per stream.
 
-    The values are those the critic gave: normalised, if it predicts normalised returns. With `gae_lambda` None there
-    is no GAE: returns are discounted rewards. Rows whose `active_masks` are 0 do not count in the value loss; unless
-    they are given, these are the reset rows.
+    The values are those the critic gave: normalised, if it predicts normalised returns. `gae_lambda` None: no GAE.
     """
 
     def __init__(self, num_steps, streams, state_size, hidden_size=0, device="cpu", gamma=0.99, gae_lambda=0.95):
@@ -480,11 +484,10 @@ class CriticBuffer:
             x[0] = x[-1]
 
     def compute_returns(self, next_value, value_normalizer=None):
-        """Set returns and advantages, in the units of rewards; `next_value` is the critic's value of the last row.
+        """Set advantages (GAE, as a recursion) and returns, in the units of rewards; `next_value` is V of the last row.
 
         A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eq. 16)
-        where A_{t+1} counts if the episode goes on, and V(s_{t+1}) unless it has terminated. Discounted returns are
-        those of lambda = 1.
+        where A_{t+1} counts if the episode goes on, and V(s_{t+1}) unless it has terminated. Without GAE lambda is 1.
         """
         self.value_preds[-1] = next_value
         values = self.value_preds
@@ -527,9 +530,8 @@ class CriticBuffer:
             yield CriticBatch(**rows)
 
     def naive_recurrent_generator_critic(self, num_mini_batch, rng):
-        """Yield CriticBatches of whole rollouts (T·C, …) of streams in random order."""
-        for rows in recurrent_batches(self.fields(), num_mini_batch, self.num_steps, rng):
-            yield CriticBatch(**rows)
+        """Yield CriticBatches of whole rollouts (T·C, …) of streams in random order: HARL's name for L = T."""
+        return self.recurrent_generator_critic(num_mini_batch, self.num_steps, rng)
 
     def recurrent_generator_critic(self, num_mini_batch, data_chunk_length, rng):
         """Yield CriticBatches of chunks of `data_chunk_length` steps (L·C, …) in random order."""
@@ -538,7 +540,7 @@ class CriticBuffer:
 
 
 class OnPolicyCriticBufferEP(CriticBuffer):
-    """One state, value and return for each environment: arrays (T + 1, N, …). EP: "environment-provided" state."""
+    """One state, value and return for each environment: arrays (T + 1, N, …)."""
 
     def __init__(self, num_steps, num_envs, state_size, *more, **options):
         super().__init__(num_steps, (num_envs,), state_size, *more, **options)
@@ -551,9 +553,8 @@ class OnPolicyCriticBufferEP(CriticBuffer):
 class OnPolicyCriticBufferFP(CriticBuffer):
     """A state, value and return for each agent: arrays (T + 1, N, n, …).
 
-    Each value foretells what the whole team gets, also after the agent's death, from then on as V(0): all rows but
-    reset rows count in the value loss, so V(0) learns what on average follows a death. The MAPPO paper calls a state
-    that has the agent's observation in it agent-specific, and "feature-pruned" (FP) once what it has twice is pruned.
+    Each value foretells what the whole team gets, also after the agent's death: from then on as V(0), the value of a
+    state of zeros. All rows but reset rows count in the value loss, so V(0) learns what on average follows a death.
     """
 
     def __init__(self, num_steps, num_envs, num_agents, state_size, *more, **options):
@@ -561,9 +562,9 @@ class OnPolicyCriticBufferFP(CriticBuffer):
 
     def insert(self, share_obs, rnn_states_critic, value_preds, rewards, masks, bad_masks, active_masks=None):
         """Append a step; rewards, masks and bad_masks that the agents have in common may also be (N, 1)."""
-        for_each = lambda x: x[:, None] if np.ndim(x) == 2 else x
-        ends = for_each(masks), for_each(bad_masks)
-        super().insert(share_obs, rnn_states_critic, value_preds, for_each(rewards), *ends, active_masks)
+        for_each = lambda x: x[:, None] if np.ndim(x) == 2 else x  # (N, 1) -> (N, 1, 1)
+        masks, bad_masks = for_each(masks), for_each(bad_masks)
+        super().insert(share_obs, rnn_states_critic, value_preds, for_each(rewards), masks, bad_masks, active_masks)
 
     def fields(self):
         """The same, whose streams are the agents of all environments: (T, N·n, …)."""
@@ -617,7 +618,7 @@ def team_policy_loss(actor, batch, args):
     """The loss of an ActorBatch, to be minimised, and a dict of figures to log."""
     active = batch.active_masks
     log_probs, entropies = actor(batch.obs, batch.rnn_states, batch.masks, batch.available_actions, batch.actions)
-    log_ratios = log_probs - batch.log_probs
+    log_ratios = (log_probs - batch.log_probs) * active  # masked before exp(): an infinite ratio times 0 is NaN
     pg_loss = active_policy_loss(log_ratios, batch.factor * batch.advantages, active, args.clip_coef)
     entropy = active_mean(entropies, active)
     loss = pg_loss - args.ent_coef * entropy
@@ -645,26 +646,24 @@ def team_value_loss(critic, batch, value_norm, args):
 
 def join_agents(batches):
     """One ActorBatch of several agents', (L·C, …) each: agents join the C chunks, time stays the slowest axis."""
-    length = len(batches[0].masks) // len(batches[0].rnn_states)
+    length = len(batches[0].masks) // len(batches[0].rnn_states)  # L: a chunk has L rows and one recurrent state
     joined = {"rnn_states": torch.cat([batch.rnn_states for batch in batches])}
     for name in ActorBatch._fields:
         if name != "rnn_states":
             parts = [getattr(batch, name).unflatten(0, (length, -1)) for batch in batches]
-            joined[name] = torch.cat(parts, dim=1).flatten(0, 1)
+            joined[name] = torch.cat(parts, dim=1).flatten(0, 1)  # (L, chunks of all, …), then flat again
     return ActorBatch(**joined)
 
 
 def actor_minibatches(buffers, advantages, args, rng):
-    """Yield an epoch of ActorBatches of agents who follow the same policy; buffers and advantages are one for each."""
+    """Yield an epoch, shuffled and split into ActorBatches, of agents who follow one policy; a buffer for each."""
     epochs = []
     for buffer, agent_advantages in zip(buffers, advantages):
-        if not args.recurrent:
-            epoch = buffer.feed_forward_generator_actor(agent_advantages, args.num_minibatches, rng)
-        elif args.data_chunk_length == 0:
-            epoch = buffer.naive_recurrent_generator_actor(agent_advantages, args.num_minibatches, rng)
-        else:
-            length = args.data_chunk_length
+        if args.recurrent:
+            length = args.data_chunk_length or args.num_steps
             epoch = buffer.recurrent_generator_actor(agent_advantages, args.num_minibatches, length, rng)
+        else:
+            epoch = buffer.feed_forward_generator_actor(agent_advantages, args.num_minibatches, rng)
         epochs.append(epoch)
     for batches in zip(*epochs):
         batch = join_agents(batches)
@@ -673,13 +672,12 @@ def actor_minibatches(buffers, advantages, args, rng):
 
 
 def critic_minibatches(buffer, args, rng):
-    """Yield an epoch of CriticBatches."""
-    if not args.recurrent:
-        epoch = buffer.feed_forward_generator_critic(args.num_minibatches, rng)
-    elif args.data_chunk_length == 0:
-        epoch = buffer.naive_recurrent_generator_critic(args.num_minibatches, rng)
+    """Yield an epoch, shuffled and split into CriticBatches."""
+    if args.recurrent:
+        length = args.data_chunk_length or args.num_steps
+        epoch = buffer.recurrent_generator_critic(args.num_minibatches, length, rng)
     else:
-        epoch = buffer.recurrent_generator_critic(args.num_minibatches, args.data_chunk_length, rng)
+        epoch = buffer.feed_forward_generator_critic(args.num_minibatches, rng)
     for batch in epoch:
         if batch.active_masks.any():
             yield batch
@@ -695,15 +693,15 @@ def normalized_advantages(critic_buffer, agents, buffers):
 @torch.no_grad()
 def ratios_now(actor, buffer):
     """pi(a|o) / pi_old(a|o) (T, N, 1) of an agent's steps, pi being its policy as it is now; 1 where not active."""
-    rows = {name: x.flatten(0, 1) for name, x in buffer.fields(buffer.factor).items()}
-    first_states = torch.as_tensor(buffer.rnn_states[0], device=buffer.device)
-    log_probs, _ = actor(rows["obs"], first_states, rows["masks"], rows["available_actions"], rows["actions"])
+    steps = buffer.fields(buffer.factor)  # in the place of advantages, which are not used here
+    rows = {name: x.flatten(0, 1) for name, x in steps.items()}
+    log_probs, _ = actor(rows["obs"], steps["rnn_states"][0], rows["masks"], rows["available_actions"], rows["actions"])
     ratios = ((log_probs - rows["log_probs"]) * rows["active_masks"]).exp()
     return ratios.view(buffer.factor.shape).cpu().numpy()
 
 
 def mappo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run):
-    """MAPPO: every policy moves as if the others stood still (arXiv 2103.01955, algorithm 1)."""
+    """MAPPO: each policy learns from all who follow it, as if others stood still (arXiv 2103.01955, algorithm 1)."""
     for actor, optimizer, agents in zip(team.actors, optimizers, team.followers):
         buffers = [actor_buffers[i] for i in agents]
         advantages = normalized_advantages(critic_buffer, agents, buffers)
@@ -718,7 +716,7 @@ def mappo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run)
 
 
 def happo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run):
-    """HAPPO: one policy moves after the other, knowing how the earlier ones have (arXiv 2109.11251, algorithm 4)."""
+    """HAPPO: one agent's policy moves after the other's, knowing how the earlier ones have (arXiv 2109.11251)."""
     factor = np.ones_like(actor_buffers[0].factor)  # M, the product of the ratios of those that have moved
     for i in rng.permutation(team.num_agents):
         actor = team.actors[i]
@@ -744,19 +742,19 @@ def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
     check_batches(args)
-    envs = make_envs(args, args.num_envs)
-    team = make_agent(args, envs)
+    envs = make_envs(args, args.num_envs)  # of TeamEnvs: see make_factored_envs
+    team = make_agent(args, envs)  # a Team: see make_team
     actor_optimizers = [Adam(actor.parameters(), lr=args.learning_rate, eps=1e-5) for actor in team.actors]
     critic_optimizer = Adam(team.critic.parameters(), lr=args.learning_rate, eps=1e-5)
-    parts = {f"actor_optimizer_{i}": optimizer for i, optimizer in enumerate(actor_optimizers)}
-    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **parts)
+    named_optimizers = {f"actor_optimizer_{i}": optimizer for i, optimizer in enumerate(actor_optimizers)}
+    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **named_optimizers)
     update_actors = happo_update if args.happo else mappo_update
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, rows, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, team_rows, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
-            actor_buffers, critic_buffer = make_buffers(args, team, rows)
+            actor_buffers, critic_buffer = make_buffers(args, team, team_rows)
         learning_rate = args.learning_rate * (1 - run.step / args.total_timesteps if args.anneal_lr else 1)
         for optimizer in [*actor_optimizers, critic_optimizer]:
             optimizer.param_groups[0]["lr"] = learning_rate
@@ -764,23 +762,25 @@ def train(args):
         for t in range(args.num_steps):
             actions, log_probs, rnn_states = team.sample(actor_buffers, t, rng)
             values, rnn_states_critic = team.values(critic_buffer, t)
-            rows, rewards, terminated, truncated, _ = envs.step(team.to_env(actions))
-            run.count(rows, rewards, terminated | truncated, reset_rows)
-            reset_rows = terminated | truncated
+            team_rows, rewards, terminated, truncated, _ = envs.step(team.to_env(actions))
+            run.count(team_rows, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+            reset_rows = terminated | truncated  # from here on those of the next step
             masks = 1 - reset_rows[:, None]
             bad_masks = 1 - (truncated & ~terminated)[:, None]
-            parts = split_rows(team.layout, rows)
+            parts = split_rows(team.layout, team_rows)
             for i, buffer in enumerate(actor_buffers):
-                done = rnn_states[i], actions[i], log_probs[i]
-                buffer.insert(parts.obs[i], *done, masks, masks * parts.alive[i], parts.available_actions[i])
+                active_masks = masks * parts.alive[i]  # policies learn neither from reset rows nor from the dead
+                available = parts.available_actions[i]
+                buffer.insert(parts.obs[i], rnn_states[i], actions[i], log_probs[i], masks, active_masks, available)
             share_obs = team.share_obs(parts)
+            # Without active_masks of its own: the critic learns from the dead as well.
             critic_buffer.insert(share_obs, rnn_states_critic, values, rewards[:, None], masks, bad_masks)
 
         next_value, _ = team.values(critic_buffer, -1)
         critic_buffer.compute_returns(next_value, team.value_norm)
 
         update_actors(team, actor_optimizers, actor_buffers, critic_buffer, args, rng, run)
-        if team.value_norm is not None:
+        if team.value_norm is not None:  # only now: compute_returns took the old scale, targets take the new
             played = critic_buffer.active_masks[:-1] > 0
             team.value_norm.update(torch.as_tensor(critic_buffer.returns[played]))
         for _ in range(args.update_epochs):
@@ -1464,21 +1464,21 @@ def check_batches(args):
 RowParts = namedtuple("RowParts", "obs available_actions alive state")
 
 
-def split_rows(layout, rows):
-    """What stands in rows (N, …) of TeamEnvs: the state (N, S), all else as lists over agents.
+def split_rows(layout, team_rows):
+    """What stands in team_rows (N, …) of TeamEnvs: the state (N, S), all else as lists over agents.
 
     These are observations (N, …), available actions (N, choices), 1 or 0, and alive (N, 1), 1 or 0.
     """
-    obs = [rows[:, part] for part in layout.observations]
-    available_actions = [rows[:, part] for part in layout.available]
-    alive = [rows[:, [column]] for column in range(layout.alive.start, layout.alive.stop)]
-    return RowParts(obs, available_actions, alive, rows[:, layout.state])
+    obs = [team_rows[:, part] for part in layout.observations]
+    available_actions = [team_rows[:, part] for part in layout.available]
+    alive = [team_rows[:, [column]] for column in range(layout.alive.start, layout.alive.stop)]
+    return RowParts(obs, available_actions, alive, team_rows[:, layout.state])
 
 
-def make_buffers(args, team, rows):
-    """([an OnPolicyActorBuffer for each agent], the critic's buffer), whose first row holds rows (N, …) of TeamEnvs."""
+def make_buffers(args, team, team_rows):
+    """([an OnPolicyActorBuffer for each agent], the critic's buffer), whose first row holds team_rows (N, …)."""
     T, N = args.num_steps, args.num_envs
-    parts = split_rows(team.layout, rows)
+    parts = split_rows(team.layout, team_rows)
     gae_lambda = args.gae_lambda if args.gae else None
     more = team.state_size, team.critic.hidden_size, team.device, args.gamma, gae_lambda
     if args.state_type == "EP":

@@ -325,6 +325,17 @@ def test_normalised_advantages(script):
     close(normalized[[0, 1, 3]], [-1.2247298715752986, 0, 1.2247298715752986], 1e-6)
 
 
+def test_ratios_of_what_is_not_active(script):
+    """Ratios 1 and, not active, e^200, which is infinite: it must reach neither loss, figures nor gradient as a NaN."""
+    log_probs = column(1, 201).requires_grad_()
+    batch = script.ActorBatch(**dict.fromkeys(script.ActorBatch._fields, column(1, 1)))
+    batch = batch._replace(active_masks=column(1, 0))
+    loss, figures = script.team_policy_loss(lambda *inputs: (log_probs, column(0, 0)), batch, script.Args())
+    loss.backward()
+    close([loss.item(), figures["approx_kl"].item(), figures["clip_fraction"].item()], [-1, 0, 0])
+    close(log_probs.grad, column(-1, 0))
+
+
 def test_mean_of_what_is_active(script):
     """(1 + 2 + 3) / 3 = 2; none active: 0, not NaN."""
     close(script.active_mean(column(1, 2, 100, 3), column(1, 1, 0, 1)), 2)

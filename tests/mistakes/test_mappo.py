@@ -75,13 +75,16 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "uphill": "return - -> return ",
         "all weigh": ", active) -> , torch.ones_like(active))",
     },
+    ("team_policy_loss", loops.test_ratios_of_what_is_not_active): {
+        "masked after exp()": "(log_probs - batch.log_probs) * active -> log_probs - batch.log_probs"
+    },
     ("huber_value_loss", by_hand.test_value_loss): {
         "squares": "    errors = nn ->     errors = 0.5 * (values - returns) ** 2\n    unused = nn",
         "value clip ignored": "clip_coef is not None -> clip_coef == 77",
         "min for max": "torch.max -> torch.min",
     },
     ("TeamNetwork.forward", GRU): {"a state survives the reset row": "h = h * mask_t -> pass"},
-    ("AgentPolicy.mask", MASKED): {"masks do not bind": "== 0, -1e9 -> == 0, 0.0"},
+    ("AgentPolicy.mask_unavailable", MASKED): {"masks do not bind": "== 0, -1e9 -> == 0, 0.0"},
     ("AgentPolicy.sample", loops.test_actions_are_drawn_with_their_probabilities): {
         "no noise": "logits_or_means + noise -> logits_or_means",
         "normal noise": "rng.gumbel( -> rng.normal(",
@@ -103,8 +106,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "factors exchanged": "action[0] + self.size * action[1] -> action[1] + self.size * action[0]"
     },
     ("Team.act", loops.test_recurrent_evaluation_remembers_and_forgets): {
-        "remembers the last episode": "self.memory[:, rows[:, 0] == 1] = 0 -> pass",
-        "remembers nothing": "self.memory[:, rows[:, 0] == 1] = 0 -> self.memory[:] = 0",
+        "remembers the last episode": "self.memory[:, team_rows[:, 0] == 1] = 0 -> pass",
+        "remembers nothing": "self.memory[:, team_rows[:, 0] == 1] = 0 -> self.memory[:] = 0",
     },
     ("untrusted_team", partial(probes.test_what_a_file_may_ask_for, asked="env_id my_module:Game")): {
         "any environment": "not re.fullmatch(TRUSTED_TEAMS, args.env_id) -> False"
