@@ -14,10 +14,11 @@
     --distributional  not only the mean of the return is learnt, but how likely each return is     (arXiv 1707.06887)
     --noisy           noise in the weights explores, and how much of it is learnt                  (arXiv 1706.10295)
 
-A distribution has probabilities p on fixed returns z, its atoms. In place of a number y, the target is the distribution
-of r + gamma^n z under the target network's p', shared out among the atoms (Phi):
+Together they learn the probabilities p(s, a) of fixed returns z, the atoms; Q(s, a) is their mean, the sum of z p. With
+R = r_0 + gamma r_1 + …, the discounted sum of n rewards, and a*, the best action in s_n, the target is the distribution
+of R + gamma^n z, where z has the target network's probabilities p'. Phi shares it out among the atoms:
 
-    L = E[ KL( Phi(r_0 + gamma r_1 + … + gamma^n z,  p'(s_n, a*))  ||  p(s_0, a_0) ) ],   Q(s, a) = sum of z p(s, a)
+    L = E[ KL( Phi(R + gamma^n z, p'(s_n, a*))  ||  p(s_0, a_0) ) ]
 
     python rainbow.py                                          # CartPole-v1, a minute or two
     python rainbow.py --no-noisy --no-distributional           # any combination
@@ -75,8 +76,8 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with the best actions
     capture_video: bool = False  # film an episode at each evaluation
-    # steps between checkpoints, at which all episodes begin anew; 0: a tenth of the run, or more: the replay buffer is
-    # saved as well, and takes gigabytes if observations are images
+    # steps between checkpoints, at which all episodes begin anew; 0: a tenth of the run or more. The replay buffer is
+    # saved as well: gigabytes for images
     checkpoint_every: int = 0
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
@@ -89,14 +90,14 @@ class Args:
     double: bool = True  # double DQN: the network chooses the action that the target network values
     prioritized: bool = True  # replay transitions the more often, the larger their last error
     alpha: float = 0.5  # prioritized: 0 draws uniformly, 1 fully in proportion to the errors
-    beta: float = 0.4  # prioritized: importance weights at the start; rises to 1, which corrects for all of it
+    beta: float = 0.4  # prioritized: importance weights at the start; rises to 1, which corrects for all of the bias
     dueling: bool = True  # Q as the sum of a state's value and the actions' advantages
     multi_step: bool = True  # sum --n-step rewards before bootstrapping; without, one
     n_step: int = 3  # multi-step: how many rewards
     distributional: bool = True  # C51: learn the distribution of the return, on --num-atoms returns
     num_atoms: int = 51  # distributional: returns that get a probability each, at equal distances
-    v_min: float = -100.0  # distributional: the lowest return; rewards of at least r give r / (1 - gamma) or more
-    v_max: float = 100.0  # distributional: the highest return; rewards of at most r give r / (1 - gamma) or less
+    v_min: float = -100.0  # distributional: lowest return; rewards of at least r give min(r, 0) / (1 - gamma) or more
+    v_max: float = 100.0  # distributional: highest return; rewards of at most r give max(r, 0) / (1 - gamma) or less
     noisy: bool = True  # explore by noise in the weights; without, by random actions (start_e, end_e)
     sigma: float = 0.5  # noisy: deviation of the noise at the start, before division by the root of a layer's inputs
     # algorithm
@@ -215,6 +216,7 @@ class RainbowNetwork(nn.Module):
             self.body = nn.Sequential(*hidden_layers(inputs, body_sizes, nn.Linear))
             features = body_sizes[-1] if body_sizes else inputs
             stream_sizes = args.hidden_sizes[-1:]
+        # Without --dueling, what is called the advantage is Q itself.
         self.advantage = stream(features, stream_sizes, self.num_actions * self.num_atoms, linear)
         self.value = stream(features, stream_sizes, self.num_atoms, linear) if args.dueling else None
         self.register_buffer("support", torch.linspace(args.v_min, args.v_max, self.num_atoms), persistent=False)
@@ -268,7 +270,7 @@ class RainbowNetwork(nn.Module):
         return self(torch.as_tensor(obs, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
-        """The best actions (B,), but each with probability epsilon replaced by any action at all."""
+        """The best actions (B,) under the noise last drawn, each with probability epsilon replaced by any at all."""
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
@@ -287,12 +289,13 @@ class RainbowNetwork(nn.Module):
 
 # -------------------------------------------------------------------------------------------------- replay buffers
 
-# Flat tensors (B, …): from obs, by one action, over up to n steps to next_obs. rewards are discounted sums.
+# Flat tensors (B, …): from obs, whose action is stored, over up to n steps to next_obs. rewards are discounted sums of
+# k <= n rewards, discounts are gamma^k.
 NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs terminated discounts")
 
 
 class NStepBuffer:
-    """The last `capacity` transitions over up to n steps, first in, first out, in host memory; bytes stay bytes.
+    """The last `capacity` transitions over up to n steps, first in, first out, in host memory; uint8 stays uint8.
 
     Every step opens a window. It closes n steps later, or where the episode ends, and becomes a transition. With n = 3:
 
@@ -302,8 +305,9 @@ class NStepBuffer:
         window 2                 r2  + γ r3              from s2 to s4, discount γ²
         window 3                       r3                from s3 to s4, discount γ
 
-    If step 3 terminated, nothing follows on s4. If it was truncated, s4 stands for what was cut off. Reset rows, whose
-    actions were ignored, are no steps. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
+    If step 3 terminated, nothing follows on s4. If it was truncated, s4 stands for what was cut off. After either, the
+    environment's next step only resets it (next-step autoreset) and its action is ignored: a reset row, which is no
+    step and opens no window. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
     """
 
     arrays = NStepTransitions._fields  # those that have a row for each slot
@@ -326,39 +330,40 @@ class NStepBuffer:
         self.gamma = gamma
         self.size = 0  # transitions stored so far
         self.position = 0  # slot that is written next
-        self.windows = [deque() for _ in range(num_envs)]  # steps of each environment whose windows are open
+        self.open_steps = [deque() for _ in range(num_envs)]  # per environment: those whose windows are open, in order
         self.tree = None if alpha is None else SumTree(capacity, alpha)
 
     def begin_episodes(self):
         """All environments begin anew: windows that are still open are given up."""
-        for window in self.windows:
-            window.clear()
+        for steps in self.open_steps:
+            steps.clear()
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
         """Add a step of all environments, each argument (N, …); actions are (N, D). Returns the slots written."""
         slots = []
         for i in np.flatnonzero(~reset_rows):
-            window = self.windows[i]
-            window.append((copy.copy(obs[i]), actions[i], rewards[i]))
+            steps = self.open_steps[i]
+            steps.append((copy.copy(obs[i]), actions[i], rewards[i]))
             ended = terminated[i] or truncated[i]
-            while len(window) == self.n_step or (ended and window):
-                slots.append(self.write(window, next_obs[i], terminated[i]))
-                window.popleft()
+            # The oldest step's window is full, or the episode is over: then every open one closes.
+            while len(steps) == self.n_step or (ended and steps):
+                slots.append(self.write(steps, next_obs[i], terminated[i]))
+                steps.popleft()
         slots = np.array(slots, int)
         if self.tree is not None:
             self.tree.add(slots)
         return slots
 
-    def write(self, window, next_obs, terminated):
-        """Store the transition from the first step of a window to what its last step led to. Returns the slot."""
+    def write(self, steps, next_obs, terminated):
+        """Store the transition from the first of these steps to what the last one led to. Returns the slot."""
         slot = self.position
-        obs, action, _ = window[0]
+        obs, action, _ = steps[0]
         self.obs[slot] = obs
         self.actions[slot] = action
-        self.rewards[slot] = sum(self.gamma**k * reward for k, (_, _, reward) in enumerate(window))
+        self.rewards[slot] = sum(self.gamma**k * reward for k, (_, _, reward) in enumerate(steps))
         self.next_obs[slot] = next_obs
         self.terminated[slot] = terminated
-        self.discounts[slot] = self.gamma ** len(window)
+        self.discounts[slot] = self.gamma ** len(steps)
         self.position = (slot + 1) % self.capacity
         self.size = min(self.size + 1, self.capacity)
         return slot
@@ -384,6 +389,11 @@ class NStepBuffer:
             slots, weights = self.tree.sample(batch_size, rng, beta)
         return slots, torch.as_tensor(weights, device=self.device), self.get(slots)
 
+    def update_priorities(self, slots, errors):
+        """Set the priorities of these slots from their absolute errors (B,), if transitions have priorities."""
+        if self.tree is not None:
+            self.tree.update(slots, errors.cpu().numpy())
+
     def state_dict(self):
         """What is stored, for a checkpoint. Open windows are not: episodes begin anew there."""
         state = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in self.arrays}
@@ -403,7 +413,7 @@ class NStepBuffer:
 
 
 class SumTree:
-    """Draws slots in proportion to their priorities p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, section 3.3).
+    """Draws slots in proportion to their priorities p = (|error| + 1e-6)^alpha (p^alpha in arXiv 1511.05952, 3.3).
 
     Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities 1, 2, 0 and 5:
 
@@ -490,16 +500,18 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
-def project(rewards, terminated, gamma, probs, support):
-    """Probabilities (B, atoms) of y = r + gamma (1 - terminated) z on the support, where z has `probs` (B, atoms).
+def project(rewards, terminated, discounts, probs, support):
+    """Share out the probabilities p of y = r + discount (1 - terminated) z among the atoms: m (B, atoms).
 
-    The atoms z_i of the support (atoms,) lie at equal distances d. Where y_j falls between two of them they share p_j,
-    the nearer one gets more; beyond the ends, the outermost gets it all. gamma is a number or (B,).
+    The atoms z of the support (atoms,) lie at equal distances d; `probs` (B, atoms) are the p. Where y_j, made of z_j,
+    falls between two atoms they share p_j, the nearer one gets more; beyond the ends, the outermost gets it all:
 
-    m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j     (arXiv 1707.06887, eq. 7)
+        m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j     (arXiv 1707.06887, eq. 7)
+
+    clip(y) lies between the outermost atoms, [x]_0^1 between 0 and 1. discounts are a number or (B,).
     """
     distance = support[1] - support[0]
-    y = rewards[:, None] + (gamma * ~terminated)[:, None] * support
+    y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
     y = y.clamp(support[0], support[-1])
     shares = (1 - (y[:, :, None] - support).abs() / distance).clamp(min=0)  # (B, j, i): what y_j gives to z_i
     return (probs[:, :, None] * shares).sum(1)
@@ -525,6 +537,7 @@ def distributional_losses(agent, target, batch, args):
         next_q = agent(batch.next_obs) if args.double else (next_probs * support).sum(2)
         next_probs = next_probs[rows, next_q.argmax(1)]  # of the best action
         targets = project(batch.rewards, batch.terminated, batch.discounts, next_probs, support)
+        # The mean of the targets before they are cut off at the support: warn_of_support compares it with the limits.
         means = batch.rewards + batch.discounts * ~batch.terminated * (next_probs * support).sum(1)
     log_probs = agent.log_probs(batch.obs)[rows, batch.actions[:, 0]]
     losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # sum of m log(m / p)
@@ -552,14 +565,15 @@ def train(args):
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps)
     buffer = make_n_step_buffer(args, envs, agent)
     log_every = math.ceil(args.total_timesteps / 200)
+    # explores: evaluations judge it, not training episodes
     run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)
+    learning_starts = max(args.learning_starts, args.batch_size)  # or later: steps in open windows are not stored yet
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.restarts:  # at first and after each checkpoint: new environments, new episodes
-            envs, obs, rng = run.new_envs()
+        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.begin_episodes()
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
@@ -567,7 +581,7 @@ def train(args):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
-        agent.draw_noise(rng)  # in the noisy layers, if there are any
+        agent.draw_noise(rng)  # with --noisy, this is what explores: the same noise for all environments
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
@@ -575,16 +589,16 @@ def train(args):
         if args.normalize_obs:
             agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
         first_step = run.step + 1
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
         obs = next_obs
         reset_rows = terminated | truncated
 
-        for step in range(first_step, run.step + 1):  # as if the environments had taken their steps one by one
-            update_is_due = step >= learning_starts and step % args.train_frequency == 0
-            if update_is_due and buffer.size >= args.batch_size:  # open windows are not in it yet
+        # N environments have taken up to N steps at once. As many updates fall due as if one had taken them in turn.
+        for step in range(first_step, run.step + 1):
+            if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)
+                    agent.draw_noise(rng)  # for prediction and choice of a* alike; arXiv 1706.10295 draws two
                     target.draw_noise(rng)
                     losses, errors, figures = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -592,8 +606,7 @@ def train(args):
                     loss.backward()
                     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                     optimizer.step()
-                    if args.prioritized:
-                        buffer.tree.update(slots, errors.cpu().numpy())
+                    buffer.update_priorities(slots, errors)
                     run.log(loss=loss.detach(), **figures)
                     warn_of_support(figures, args)
             if step % args.target_network_frequency == 0:
@@ -616,7 +629,8 @@ FIGURES = ["epsilon", "sigma", "learning_rate", "loss", "q", "target_min", "targ
 CURVE = ["loss", "q"]
 
 # Settings that learn, per environment. What the user gives wins. Support [v_min, v_max]: rewards between a and b give
-# returns between a / (1 - gamma) and b / (1 - gamma); where few steps are rewarded, a narrower support is finer.
+# returns between min(a, 0) / (1 - gamma) and max(b, 0) / (1 - gamma); where few steps are rewarded, a narrower support
+# is finer.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "buffer_size": 1_000_000,
          "batch_size": 32, "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
          "clip_reward": True, "total_timesteps": 10_000_000}  # fmt: skip
@@ -993,7 +1007,7 @@ class FrameStackBuffer(NStepBuffer):
     def begin_episodes(self):
         """All environments begin anew: windows that are still open are given up."""
         super().begin_episodes()
-        self.newest = [None] * len(self.windows)  # the stack that each environment shows; None: an episode begins
+        self.newest = [None] * len(self.open_steps)  # the stack that each environment shows; None: an episode begins
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
         """As NStepBuffer.add. UserError if an observation is not the one before, moved on by a frame."""

@@ -527,7 +527,7 @@ hunt(
     check=check_endless,
     plant=Plant(
         "NStepBuffer.write",
-        "self.discounts[slot] = self.gamma ** len(window)",
+        "self.discounts[slot] = self.gamma ** len(steps)",
         "self.discounts[slot] = self.gamma",
     ),
 )

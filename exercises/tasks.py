@@ -2102,8 +2102,8 @@ exercise(
     difficulty=3,
     minutes=60,
     task="put n steps together into one transition, and store it. add gets a step of all environments: append (obs, "
-    "action, reward) of environment i to self.windows[i], a deque of the steps whose windows are open, unless it is a "
-    "reset row. When there are self.n_step of them, the first one's window closes: give the deque to write, and take "
+    "action, reward) of environment i to self.open_steps[i], a deque of the steps whose windows are open, unless it is "
+    "a reset row. When there are self.n_step of them, the first one's window closes: give the deque to write, and take "
     "its first step off. Where an episode ends, terminated or truncated, all open windows close, each with what it "
     "has. write puts one transition into slot self.position and moves on: obs and action of the first step, the "
     "discounted sum of the rewards, the next_obs and terminated that it is given, and in self.discounts gamma^k for k "
@@ -2182,10 +2182,10 @@ exercise(
     blanks=("project",),
     difficulty=3,
     minutes=60,
-    task="share out the probabilities of y = r + gamma z among the atoms of the support. rewards, terminated "
-    "(booleans) and gamma are (B,), probs is (B, atoms): those of the returns z, which are the support's; the result "
-    "is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the more, the "
-    "nearer it is: at a quarter of the way from 1 to 2, three quarters go to 1. A loop over atoms is fine.",
+    task="share out the probabilities of y = r + discount z among the atoms of the support. rewards, terminated "
+    "(booleans) and discounts are (B,), probs is (B, atoms): those of the returns z, which are the support's; the "
+    "result is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the "
+    "more, the nearer it is: at a quarter of the way from 1 to 2, three quarters go to 1. A loop over atoms is fine.",
     cases=[
         Case(
             "support 0, 1, 2, 3, 4, z is 1 for certain, r = 1, gamma 1",
@@ -2231,7 +2231,7 @@ exercise(
             projected((0.0, False, 0.5, CERTAIN[4]), (0.0, False, 0.25, CERTAIN[4])),
             [[0, 0, 1, 0, 0], [0, 1, 0, 0, 0]],
             {"taking one discount for all rows": [[0, 0, 1, 0, 0]] * 2},
-            "gamma, of which each row has its own",
+            "discounts, of which each row has its own",
         ),
         Case(
             "support 0, 1, 2, 3, 4 with probabilities 0.4, 0, 0.2, 0, 0.4, r = 0.5, gamma 0.5",

@@ -355,7 +355,7 @@ def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs
     for n in range(len(rewards)):
         if reset_rows[n]:
             continue
-        window = self.windows[n]
+        window = self.open_steps[n]
         window.append((obs[n].copy(), actions[n], rewards[n]))
         over = terminated[n] or truncated[n]
         steps = list(window)
@@ -844,7 +844,7 @@ WRONG |= {
         ("storing truncation", "next_obs[n], terminated[n]", "next_obs[n], over"),
         ("going on into the next", "over = terminated[n] or truncated[n]", "over = terminated[n]"),
         ("taking the reset row", "if reset_rows[n]:", "if False:"),
-        ("mixing steps", "window = self.windows[n]", "window = self.windows[0]"),
+        ("mixing steps", "window = self.open_steps[n]", "window = self.open_steps[0]"),
     ],
     "project": [
         ("losing the probability where", "p * (1 - up)", "p * (1 - up) * (up > 0)"),

@@ -651,11 +651,12 @@ def test_training_without_one(script, off):
 def test_with_all_switches_off_it_is_dqn(script, double, tmp_path):
     """Fails if a run differs from that of dqn.py in any number: weights, target network, optimiser, figures, returns.
 
-    With checkpoints, at which episodes begin anew, normalisation, ends of episodes and several environments.
+    With checkpoints, at which episodes begin anew, normalisation, ends of episodes and several environments. The first
+    update would be due in step 20 of the 21 that three environments have taken at once, a step before a batch is full.
     """
     import dqn
 
-    settings = {"num_envs": 3, "total_timesteps": 400, "learning_starts": 50, "batch_size": 24, "buffer_size": 200}
+    settings = {"num_envs": 3, "total_timesteps": 400, "learning_starts": 9, "batch_size": 21, "buffer_size": 200}
     settings |= {"hidden_sizes": (20, 10), "normalize_obs": True, "target_network_frequency": 30, "eval_episodes": 2}
     settings |= {"checkpoint_every": 150, "eval_every": 200, "progress": False, "gradient_steps": 2}
     off = dict.fromkeys(SWITCHES, False)

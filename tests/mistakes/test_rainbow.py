@@ -42,12 +42,12 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "y = support[0] + distance * ((y - support[0]) / distance).floor(); shares =",
         "all to the nearest": "shares = -> y = support[0] + distance * ((y - support[0]) / distance).round(); shares =",
         "lost beyond the ends": "y = y.clamp(support[0], support[-1]) -> pass",
-        "goes on after termination": "(gamma * ~terminated)[:, None] -> (gamma * (terminated | True))[:, None]",
+        "goes on after termination": "(discounts * ~terminated)[:, None] -> (discounts * (terminated | True))[:, None]",
         "termination masks the reward": "rewards[:, None] + -> (rewards * ~terminated)[:, None] +",
-        "one discount for all": "(gamma * ~terminated)[:, None] -> (gamma[0] * ~terminated)[:, None]",
+        "one discount for all": "(discounts * ~terminated)[:, None] -> (discounts[0] * ~terminated)[:, None]",
         "shares exchanged": "(1 - (y[:, :, None] - support).abs() / distance).clamp(min=0) -> "
         "(((y[:, :, None] - support).abs() / distance) % 1)",
-        "not discounted": "(gamma * ~terminated) -> (1 * ~terminated)",
+        "not discounted": "(discounts * ~terminated) -> (1 * ~terminated)",
         "from atoms to returns": "(probs[:, :, None] * shares).sum(1) -> (probs[:, None, :] * shares).sum(2)",
     },
     ("project", by_hand.test_project_keeps_probability_and_mean): {
@@ -143,15 +143,15 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "crosses terminations": "ended = terminated[i] or truncated[i] -> ended = truncated[i]",
         "crosses truncations": "ended = terminated[i] or truncated[i] -> ended = terminated[i]",
         "truncation terminates": "next_obs[i], terminated[i]) -> next_obs[i], ended)",
-        "mixes environments": "window = self.windows[i] -> window = self.windows[0]",
-        "one transition at the end": "while len(window) == self.n_step or (ended and window) -> "
-        "if len(window) == self.n_step or ended",
-        "incomplete windows lost": "while len(window) == self.n_step or (ended and window): -> "
-        "if ended and len(window) < self.n_step:\n                window.clear()\n"
-        "            while len(window) == self.n_step:",
-        "windows that do not overlap": "window.popleft() -> window.clear()",
+        "mixes environments": "steps = self.open_steps[i] -> steps = self.open_steps[0]",
+        "one transition at the end": "while len(steps) == self.n_step or (ended and steps) -> "
+        "if len(steps) == self.n_step or ended",
+        "incomplete windows lost": "while len(steps) == self.n_step or (ended and steps): -> "
+        "if ended and len(steps) < self.n_step:\n                steps.clear()\n"
+        "            while len(steps) == self.n_step:",
+        "windows that do not overlap": "steps.popleft() -> steps.clear()",
         "reset rows are steps": "np.flatnonzero(~reset_rows) -> range(len(obs))",
-        "one step too many": "len(window) == self.n_step or -> len(window) > self.n_step or",
+        "one step too many": "len(steps) == self.n_step or -> len(steps) > self.n_step or",
         "another environment's observation": "next_obs[i], terminated[i]) -> next_obs[0], terminated[i])",
     },
     ("NStepBuffer.add", loops.test_a_stack_may_change_after_it_was_added): {
@@ -159,18 +159,18 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("NStepBuffer.add", loops.test_sampling): {"no priority": "self.tree.add(slots) -> pass"},
     ("NStepBuffer.write", by_hand.test_n_step_windows): {
-        "always gamma^n": "self.gamma ** len(window) -> self.gamma**self.n_step",
-        "gamma^(k-1)": "self.gamma ** len(window) -> self.gamma ** (len(window) - 1)",
+        "always gamma^n": "self.gamma ** len(steps) -> self.gamma**self.n_step",
+        "gamma^(k-1)": "self.gamma ** len(steps) -> self.gamma ** (len(steps) - 1)",
         "rewards not discounted": "self.gamma**k * reward -> reward",
         "discounted from the first on": "self.gamma**k * -> self.gamma ** (k + 1) *",
-        "only the first reward": "in enumerate(window)) -> in list(enumerate(window))[:1])",
-        "observation of the last step": "obs, action, _ = window[0] -> obs, action, _ = window[-1]",
+        "only the first reward": "in enumerate(steps)) -> in list(enumerate(steps))[:1])",
+        "observation of the last step": "obs, action, _ = steps[0] -> obs, action, _ = steps[-1]",
         "does not begin anew": "(slot + 1) % self.capacity -> min(slot + 1, self.capacity - 1)",
         "size not bounded": "min(self.size + 1, self.capacity) -> self.size + 1",
         "nothing terminates": "self.terminated[slot] = terminated -> self.terminated[slot] = False",
     },
-    ("NStepBuffer.begin_episodes", by_hand.test_n_step_windows): {"windows go on": "window.clear() -> pass"},
-    ("NStepBuffer.begin_episodes", WINDOWS): {"windows go on": "window.clear() -> pass"},
+    ("NStepBuffer.begin_episodes", by_hand.test_n_step_windows): {"windows go on": "steps.clear() -> pass"},
+    ("NStepBuffer.begin_episodes", WINDOWS): {"windows go on": "steps.clear() -> pass"},
     ("NStepBuffer.sample", by_hand.test_one_step): {"more than there is": "batch_size > self.size -> False"},
     ("NStepBuffer.sample", loops.test_sampling): {
         "empty slots drawn": "rng.integers(self.size -> rng.integers(self.capacity",
@@ -237,18 +237,17 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("train", TRAINING): {
         "no copy of the network": "copy.deepcopy(agent) -> agent",
-        "acts without new noise": "agent.draw_noise(rng)  # in the noisy layers, if there are any\n        actions"
-        " -> actions",
-        "learns with the noise it has acted with": "agent.draw_noise(rng)\n                    target -> target",
+        "acts without new noise": "agent.draw_noise(rng)  # with --noisy, this is what explores: -> pass  # ",
+        "learns with the noise it has acted with": "agent.draw_noise(rng)  # for prediction -> pass  # ",
         "no noise in the target": "target.draw_noise(rng) -> pass",
         "one noise for both": "target.draw_noise(rng) -> target.load_state_dict(target.state_dict())",
         "beta runs backwards": "linear_schedule(args.beta, 1, -> linear_schedule(1, args.beta,",
         "beta stays": "linear_schedule(args.beta, 1, args.total -> linear_schedule(args.beta, args.beta, args.total",
         "weights left out": "(weights * losses).mean() -> losses.mean()",
         "weights divided by their sum": "(weights * losses).mean() -> (weights * losses).sum() / weights.sum()",
-        "priorities never updated": "if args.prioritized -> if False",
-        "weighted errors": "errors.cpu().numpy() -> (weights * errors).cpu().numpy()",
-        "priorities of other slots": "buffer.tree.update(slots, -> buffer.tree.update(slots[::-1].copy(),",
+        "priorities never updated": "buffer.update_priorities(slots, errors) -> pass",
+        "weighted errors": "update_priorities(slots, errors) -> update_priorities(slots, weights * errors)",
+        "priorities of other slots": "buffer.update_priorities(slots, -> buffer.update_priorities(slots[::-1].copy(),",
         "epsilon beside the noise": "0 if args.noisy else -> ",
         "gradients add up": "optimizer.zero_grad() -> 0",
         "learning rate kept": "if args.anneal_lr -> if False",
