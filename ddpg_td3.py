@@ -561,7 +561,7 @@ def layer(module, gain=2**0.5):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last) that are large enough for `NatureCNN`."""
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 

@@ -152,7 +152,7 @@ class QNetwork(nn.Module):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
-        return relu_as_numpy(self.head, features).argmax(1)
+        return relu_forward_in_numpy(self.head, features).argmax(1)
 
     def explore(self, obs, epsilon, rng):
         """The best actions (B,), but each with probability epsilon replaced by any action at all."""
@@ -405,7 +405,7 @@ class RunningMeanStd(nn.Module):
 
 
 @np.errstate(over="ignore", invalid="ignore")  # Run tells the user if weights grow without end
-def relu_as_numpy(network, x):
+def relu_forward_in_numpy(network, x):
     """What a network makes of a tensor x (B, inputs), as a NumPy array.
 
     A small `relu_mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call
@@ -450,7 +450,7 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last) that are large enough for `NatureCNN`."""
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 

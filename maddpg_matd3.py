@@ -120,7 +120,7 @@ class Args:
 
 
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear and DDPG's paper have it."""
+    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear has it."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -563,7 +563,7 @@ def polyak(target, source, tau):
 
 
 def matd3_targets(agents, batch, args, rng):
-    """What the critics learn, y (G·B,): the targets' value of what follows, with the first two of TD3's three tricks."""
+    """What the critics learn, y (G·B,): the targets' value of what follows, with the first two of TD3's tricks."""
     with torch.no_grad():
         next_actions, _ = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
         if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
@@ -611,7 +611,7 @@ def updates_due(step_before, step, args):
     """
     due = 0
     for taken in range(step_before + 1, step + 1):
-        enough = taken > max(args.learning_starts, args.batch_size)
+        enough = taken > max(args.learning_starts, args.batch_size)  # no batch before one is stored
         if enough and taken % args.train_frequency == 0:
             due += args.gradient_steps
     return due

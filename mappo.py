@@ -153,7 +153,7 @@ class TeamNetwork(nn.Module):
         """The same for a single step (L = 1), from NumPy arrays to NumPy arrays: acting calls this."""
         x = torch.as_tensor(x, device=self.device)
         if not self.recurrent:
-            return as_numpy(self.mlp, x), rnn_states  # the forward pass, in NumPy where that is faster
+            return forward_in_numpy(self.mlp, x), rnn_states
         rnn_states = torch.as_tensor(rnn_states, device=self.device)
         masks = torch.as_tensor(masks, device=self.device)
         outputs, rnn_states = self(x, rnn_states, masks)
@@ -869,7 +869,7 @@ def gaussian(mean, actions, log_std):
     return log_density.sum(1), entropy.sum().expand(len(mean))
 
 
-def as_numpy(network, x):
+def forward_in_numpy(network, x):
     """What a network makes of a tensor x (B, inputs), as a NumPy array.
 
     A small `mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call than

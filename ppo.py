@@ -205,7 +205,7 @@ class Agent(nn.Module):
         """Logits or means (B, …), a NumPy array, for a NumPy array of observations. Acting is done in NumPy."""
         dtype = torch.uint8 if self.image else torch.float32
         features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
-        return as_numpy(self.actor, features)
+        return forward_in_numpy(self.actor, features)
 
     def sample(self, obs, rng):
         """Actions (B, D) for a NumPy array of observations (B, …), drawn with the NumPy generator `rng`."""
@@ -602,7 +602,7 @@ class RunningMeanStd(nn.Module):
         return ((x - mean) / std).clamp(-10, 10)
 
 
-def as_numpy(network, x):
+def forward_in_numpy(network, x):
     """What a network makes of a tensor x (B, inputs), as a NumPy array.
 
     A small `mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call than
@@ -647,7 +647,7 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last) that are large enough for `NatureCNN`."""
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 

@@ -232,7 +232,7 @@ class MaskedAgent(nn.Module):
     def policy_output(self, obs):
         """Logits (B, choices), a NumPy array, for a NumPy array of observations, or a dict of them."""
         parts = [torch.as_tensor(part, device=self.device) for part in self.parts(obs)]
-        return as_numpy(self.actor.rest, self.actor.first_hidden(parts))  # self.actor(parts), but faster
+        return forward_in_numpy(self.actor.rest, self.actor.first_hidden(parts))  # self.actor(parts), but faster
 
     def masked_logits(self, obs, masks):
         """The same with minus infinity for every invalid choice. ValueError if there is no valid one in a row."""
@@ -684,7 +684,7 @@ class RunningMeanStd(nn.Module):
         return ((x - mean) / std).clamp(-10, 10)
 
 
-def as_numpy(network, x):
+def forward_in_numpy(network, x):
     """What a network makes of a tensor x (B, inputs), as a NumPy array.
 
     A small `mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call than

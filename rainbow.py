@@ -492,9 +492,9 @@ def linear_schedule(start, end, duration, step):
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
-    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4): the
-    maximum of noisy values is too high on average; what another network says of that action is less so. gamma is a
-    number, or (B,).
+    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
+    the target network as its second): the maximum of values with errors is too high on average; what another network
+    says of that action is less so. gamma is a number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -713,7 +713,7 @@ class Convolutions(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last) that are large enough for `NatureCNN`."""
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 

@@ -47,7 +47,7 @@ def test_acting_in_numpy_equals_torch(script, normalize_obs, hidden_sizes):
     expected = layers[-1](inputs).detach()
     close(agent(torch.tensor(obs)), expected, atol=1e-4)
     with torch.no_grad():
-        close(script.relu_as_numpy(agent.head, features), expected, atol=1e-4)
+        close(script.relu_forward_in_numpy(agent.head, features), expected, atol=1e-4)
     assert agent.greedy(obs).tolist() == expected.argmax(1).tolist() and len(set(agent.greedy(obs))) > 1
 
 

@@ -89,7 +89,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "continuous actions cut off": "np.float32 if isinstance -> np.int64 if isinstance",
     },
     ("QNetwork.features", NUMPY): {"not normalised": "obs if self.obs_stats is None -> obs if True"},
-    ("relu_as_numpy", NUMPY): {
+    ("relu_forward_in_numpy", NUMPY): {
         "tanh": "np.maximum(x, 0) -> np.tanh(x)",
         "no bias": " + module.bias.detach().numpy() -> ",
     },
