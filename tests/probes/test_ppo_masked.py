@@ -50,12 +50,14 @@ def test_every_source_learns(score, source, kind, observation):
     assert score(CUE, env_kwargs=kwargs)["eval_return_mean"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{"estimator": "vtrace"}, {"estimator": "vanilla"}, {"normalize_reward": True}])
 def test_every_estimator_learns(score, more):
     """Fails if one of ppo.py's estimators does not work with masks."""
     assert score(CUE, **more)["eval_return_mean"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_70_actions_of_which_55_are_invalid(score, seed):
     """At least 90 of 100 within 2,048 steps. Fails if masks are not used in learning (see the next test)."""

@@ -81,6 +81,7 @@ def default_run():
     return learn(qlearning, "CliffWalking-v1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_learns(script, option, default_run):
     """Fails if an option keeps CliffWalking from being learnt (random play: far below -1000), or has no effect."""
