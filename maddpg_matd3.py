@@ -1019,11 +1019,15 @@ def make_quiet_env(make, first_process):
 
 @contextmanager
 def suggest_package(env_id):
-    """Turn the lack of a package into a UserError that says how to install it."""
+    """Turn the lack of a package into a UserError that says how to install it, unless the id may just be misspelt."""
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "of that name").partition(".")[0]
+        if package == env_id.partition(".")[0] and package not in ("mpe2", "pettingzoo"):
+            raise UserError(
+                f"cannot make {env_id}: {error} (an id is a module such as mpe2.simple_spread_v3)"
+            ) from None
         raise UserError(f"{env_id} needs another package: pip install {package} ({error})") from None
 
 
