@@ -637,7 +637,7 @@ MAPPO = Script(
         --huber-delta 0.01 | --ent-coef 0.1 | --critic-hidden-sizes 32 | --no-anneal-lr | --clip-coef 0.01
         --max-grad-norm 0.1"""),
     no_actions=f"{NO_ACTIONS} | multibinary MultiBinary",
-    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box | channels_last 10,000",
+    no_observations="sequence Sequence | graph Graph | huge 10,000 | empty Box",
     out_of_range="""num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
         ent-coef nan | huber-delta 0 | critic-hidden-sizes -3 | hidden-sizes 100000000 | data-chunk-length -1""",
     refused="""--num-envs 3 --num-steps 5 --num-minibatches 4 -> 15 4 minibatches | --happo -> --no-share-policy
