@@ -18,7 +18,7 @@ class Case:
     """One call of the student's code on fixed numbers, small enough to be worked out by hand."""
 
     what: str  # the situation, as the student reads it: "two steps, the first terminates"
-    call: Callable  # of the student's module; returns numbers, or tuples, lists, arrays or tensors of them
+    call: Callable  # of the student's module, in a process of its own; returns numbers, or tuples, lists, … of them
     expected: object  # the same, as plain lists, worked out by hand
     mistakes: dict = field(default_factory=dict)  # what went wrong -> the numbers one gets so, or a test of the numbers
     look: str = ""  # where to look next
@@ -45,8 +45,10 @@ class Exercise:
     minutes: int
     task: str  # what to write, and what is at hand; shown by start.py and written into the first blank
     cases: list  # step 1
-    probe: Callable  # step 2: of the module and train(**settings) -> Trained; None, or what is wrong
+    probe: Callable  # step 2: of the original and train(**settings) -> Trained; None, or what is wrong
     learn: Learn  # step 3
+    gives: dict = field(default_factory=dict)  # blank -> what it has to return: "float32 tensor", a tuple for a pair
+    hides: tuple = ()  # functions that would give the solution away: made unreadable in the copy
 
 
 @dataclass
@@ -67,8 +69,9 @@ class Hunt:
     difficulty: int
     minutes: int
     hint: str  # how the learning curve, or what else one sees, differs from that of the sound script
-    check: Callable  # of the module and train(**settings) -> Trained; None, or what is still wrong
+    check: Callable = None  # of the original and train(**settings) -> Trained; None, or what is still wrong
     plant: Plant = None  # left out of handouts
+    cases: list = ()  # instead of check: calls of the student's code, as in an exercise
 
 
 def exercise(name, **fields):
