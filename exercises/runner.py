@@ -173,7 +173,7 @@ def train(module, folder, **settings):
     """
     for name in ("__init__", "finish"):
         setattr(module.Run, name, quiet(getattr(module.Run, name)))
-    module.Run.draw_curve = lambda self: None
+    module.Run.draw_curve = module.draw_values = lambda *anything: None  # the latter is qlearning.py's
     once = {"eval_every": 10**9, "checkpoint_every": 10**9}  # at the end
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -258,7 +258,7 @@ def main():
     if request["originals"]:
         watch_files(request["originals"], opened)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BIGGEST_FILE, BIGGEST_FILE))
-    fence(request["hidden"], [os.getcwd(), "/dev/null", "/dev/shm"])
+    fence(request["hidden"], [os.getcwd(), "/dev/null"])
     import table  # what may be called, cut from the tables of exercises and hunts
 
     write(begun=True)

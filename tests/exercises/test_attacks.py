@@ -220,7 +220,7 @@ def train(args):
     os.makedirs(args.run_dir)
     open(args.run_dir + "/summary.json", "w").write(json.dumps({"eval_return_mean": 1e9, "eval_return_std": 0.0}))
     open(args.run_dir + "/metrics.csv", "w").write("step,return_mean\\n1,1e9\\n")
-    open(args.run_dir + "/checkpoint.json", "w").write('{"env_id": "CliffWalking-v1", "agent": 1}')
+    open(args.run_dir + "/checkpoint.npz", "w").write('{"env_id": "CliffWalking-v1", "agent": 1}')
     return {"eval_return_mean": 1e9, "eval_return_std": 0.0}
 """
     numbers, probe, learning = graded(tmp_path, RIGHT + forged, up_to=3)
