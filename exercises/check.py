@@ -31,6 +31,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from pathlib import Path
 import hunts  # noqa: F401  (fills the table)
 import tasks  # noqa: F401
 from cut import cut_calls
-from forms import BadInput, Exercise, close, find, plain, run_main, shape
+from forms import BadInput, Exercise, close, find, hints, plain, run_main, shape
 from runner import in_words, loaded
 
 HERE = Path(__file__).resolve().parent
@@ -467,6 +468,8 @@ def show(task, student, up_to, done):
     if all(step.problem is None for step in results):
         whole = len(results) == len(steps(task))
         print(f"  {task.name} is solved" if whole else f"  {task.name} is right up to here")
+        if whole:
+            print(*textwrap.wrap(hints(task.name)[1], 100), sep="\n")
     return results
 
 
@@ -518,11 +521,18 @@ def main():
     parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
     parser.add_argument("--up-to", type=int, choices=(1, 2, 3), default=3, metavar="STEP", help="the last step to take")
     parser.add_argument("--work", metavar="FOLDER", help="where the working copy is (default: my_work)")
+    parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2, 3), metavar="LEVEL", help="help me on")
     parser.add_argument("--json", metavar="FILE", help="write the results in Gradescope's format as well")
     args = parser.parse_args()
     if args.json and ORIGINALS is None:
         raise BadInput("a handout is for students: grade from the repository, whose originals judge what was learnt")
     chosen, tests, complaint, good = [find(name) for name in args.names], [], None, True
+
+    if args.hint:
+        for task in chosen:
+            found = hints(task.name)[0][: args.hint] or [getattr(task, "hint", "")]
+            print(f"{task.name}:", *(textwrap.fill(f"{i}. {hint}", 100) for i, hint in enumerate(found, 1)), sep="\n")
+        return 0
 
     def done(task, step):
         tests.extend(as_tests(task, step))

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 EXERCISES, HUNTS = {}, {}  # by name, in the order of the tables
 
@@ -90,6 +91,16 @@ def find(name):
         return task
     near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS], n=3, cutoff=0.4)
     raise BadInput(f"there is no exercise {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def hints(name):
+    """(three hints, what to know once it is solved) for an exercise, out of hints.md; empty for a hunt."""
+    sections = Path(__file__).with_name("hints.md").read_text(encoding="utf-8").split("\n## ")
+    for section in sections[1:]:
+        title, *lines = section.strip().splitlines()
+        if title == name:
+            return [line[3:] for line in lines[:3]], lines[-1]
+    return [], ""
 
 
 def run_main(main):

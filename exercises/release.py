@@ -36,7 +36,7 @@ All at once: `python check.py {names}`. Change what you like in the scripts; the
 STEPS = """
 An exercise has three steps: your functions on fixed numbers; a run in an environment so small that the right answer is
 known (`probes.py`); and a run that has to learn. `--up-to 1` takes only the first, which is quick. Where a script has
-several functions to write, the runs need all of them.
+several functions to write, the runs need all of them. `--hint`, `--hint 2` and `--hint 3` help you on.
 """
 BEHAVIOUR = """
 A bug hunt is judged by what the script does, so mend it as you like. All but one line of it is sound.
@@ -86,6 +86,9 @@ def release(names, out):
     }
     for name in ("tasks.py", "hunts.py"):
         files[name] = cut_table((HERE / name).read_text(encoding="utf-8"), {task.name for task in chosen})
+    intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
+    kept = [section for section in sections if section.split("\n")[0] in [task.name for task in chosen]]
+    files["hints.md"] = "\n## ".join([intro, *kept])
     files |= {"requirements.txt": requirements({task.script for task in chosen}), "README.md": sheet(chosen)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

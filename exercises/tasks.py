@@ -484,7 +484,7 @@ exercise(
                 "forgetting to discount the next value": advantages_are(6.28, 8.2, 8.0),  # deltas 3, 5, 8
                 "returning something else than advantages + values as returns": advantages_are(2.44, 3.6, 4.0),
             },
-            "eqs. 10 and 16 in the docstring",
+            "eqs. 11 and 16 in the docstring",
         ),
         Case(
             f"{GAE_ROWS}; row 1 terminated",

@@ -1204,6 +1204,19 @@ def test_a_hunt_is_solved_by_behaviour(tmp_path):
     assert mended != source and judge_hunt("hunt-5", mended, tmp_path) is None
 
 
+def test_every_exercise_has_three_hints_and_something_to_know(tmp_path, monkeypatch, capsys):
+    """Fails if one is missing, if --hint shows more than it should, or if a line of the solution is in them."""
+    for name, exercise in EXERCISES.items():
+        three, known = forms.hints(name)
+        assert len(three) == 3 and all(three) and len(known) > 100, name
+        assert three[0].endswith("?") or "?" in three[0]
+        assert not any(line in text for line in bodies(exercise) for text in [*three, known])
+    assert call(check, monkeypatch, tmp_path, "gae", "hunt-5", "--hint", "2") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    three = forms.hints("gae")[0]
+    assert three[0] in shown and three[1] in shown and three[2] not in shown and HUNTS["hunt-5"].hint in shown
+
+
 def test_hints_and_messages_do_not_tell(tmp_path):
     """Fails if the hint of a hunt names the place of its bug."""
     for hunt in HUNTS.values():
@@ -1414,7 +1427,7 @@ def test_a_handout_holds_no_solution(names, tmp_path):
     out, tasks = release.release(names, tmp_path / "handout"), [forms.find(name) for name in names]
     files = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir() if path.is_file()}
     assert files.keys() == {
-        *"README.md check.py cut.py forms.py hunts.py probes.py requirements.txt runner.py tasks.py".split()
+        *"README.md check.py cut.py forms.py hints.md hunts.py probes.py requirements.txt runner.py tasks.py".split()
     } | {task.script for task in tasks}
     for task in tasks:
         assert bodies(task)
