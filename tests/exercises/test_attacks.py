@@ -4,8 +4,11 @@ Most are for epsilon-greedy, whose first step needs one function and no torch. L
 ever would do so for any limit.
 """
 
+import contextlib
 import json
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -44,12 +47,6 @@ def graded_by_main(folder, monkeypatch, *arguments):
     return {test["name"]: test["score"] for test in json.loads(results.read_text())["tests"]}, code
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """Steps are given up soon."""
-    monkeypatch.setattr(check, "LIMITS", dict.fromkeys(check.LIMITS, 0.3))
-
-
 # ---------------------------------------------------------------------------------------------------------- the grade
 
 REPLACE = """
@@ -80,16 +77,15 @@ with open("answers.jsonl", "a") as file:
         file.write(json.dumps(words) + "\\n")
 """
 AT_EXIT = """
-import atexit, glob, json, os, sys
+import atexit, os, time
 def all_is_well():
-    for path in ("answers.jsonl", "../results.json", *glob.glob("/tmp/**/results.json", recursive=True)):
-        try:
-            open(path, "w").write(json.dumps({"tests": [{"score": 100, "max_score": 100}]}))
-        except OSError:
-            pass
+    time.sleep(WAIT)
+    try:
+        open(RESULTS, "w").write('{"tests": [{"name": "all", "score": 100, "max_score": 100}]}')
+    except OSError:
+        pass
     os._exit(0)
 atexit.register(all_is_well)
-sys.exitfunc = all_is_well
 """
 GARBAGE = """
 import os
@@ -103,7 +99,6 @@ ATTACKS = [
     pytest.param(REPLACE + WRONG, None, id="replaces functions of the checker"),
     pytest.param(SEARCH + WRONG, None, id="looks for expected numbers in memory"),
     pytest.param(FORGE + WRONG, None, id="writes answers itself"),
-    pytest.param(AT_EXIT + WRONG, None, id="hooks atexit"),
     pytest.param("import os; os._exit(0)\n", ENDED, id="ends the process"),
     pytest.param(GARBAGE, None, id="writes what is no answer"),
     pytest.param("import os; os.remove('answers.jsonl'); os.mkfifo('answers.jsonl'); os._exit(0)", ENDED, id="fifo"),
@@ -133,6 +128,18 @@ def test_files_beside_the_solution_do_not_matter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scores, code = graded_by_main(tmp_path, monkeypatch, "epsilon-greedy")
     assert sum(scores.values()) == 0 and len(scores) == 5 and code == 1
+
+
+def test_results_cannot_be_written_by_others(tmp_path, monkeypatch):
+    """By what is put off until the end; and, behind the fence, by a process that hides and waits until all is over."""
+    late = "if os.fork() == 0:\n    os.setsid()\n    all_is_well()\n"
+    for wait, source in [(0, AT_EXIT), *([(0.5, AT_EXIT + late)] if fenced() else [])]:
+        names = f"WAIT, RESULTS = {wait}, {str(tmp_path / 'results.json')!r}\n"
+        (tmp_path / "qlearning.py").write_text(names + source + WRONG)
+        scores, code = graded_by_main(tmp_path, monkeypatch, "epsilon-greedy", "--up-to", "1")
+        time.sleep(2 * wait)
+        scores = json.loads((tmp_path / "results.json").read_text())["tests"]
+        assert [test["score"] for test in scores] == [0, 0, 0] and code == 1
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -244,19 +251,15 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("source", ENDLESS)
-def test_what_never_ends_is_ended(source, tmp_path, short):
-    """Fails if a file keeps the grader waiting: the message names the limit, or that the process has gone."""
+def test_what_never_ends_is_ended(source, tmp_path, monkeypatch):
+    """Fails if a file keeps the grader waiting, or if one of its processes is left behind."""
+    monkeypatch.setattr(check, "LIMITS", {1: 0.3})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(check.BadInput, match="given up after 0.3 seconds|has ended the process"):
         graded(tmp_path, source + RIGHT)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if runs_here(path, tmp_path)]
-
-
-def runs_here(path, folder):
-    """Whether a process, by its /proc/N/cmdline, is a runner of a student of this folder that is still asleep."""
-    try:
-        return str(folder) in path.read_text()
-    except OSError:
-        return False
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            assert str(tmp_path) not in path.read_text(errors="replace")
 
 
 def test_a_function_that_never_ends_costs_its_own_cases_only(tmp_path, monkeypatch):
