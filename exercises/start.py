@@ -13,6 +13,7 @@ The copy is cut out of the script as it stands today, so it cannot be out of dat
 import argparse
 import ast
 import base64
+import functools
 import io
 import json
 import os
@@ -28,6 +29,7 @@ from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@functools.cache
 def definitions(source):
     """{name: node of the syntax tree} of the functions and classes of a script, and Class.name of methods."""
     kinds, found = (ast.FunctionDef, ast.ClassDef), {}

@@ -1170,16 +1170,7 @@ def judge_hunt(name, source, folder):
         return hunt.check(check.imported(ROOT / hunt.script), training_here(module))
 
 
-LONG = {
-    "hunt-3",
-    "hunt-6",
-    "hunt-7",
-    "hunt-9",
-    "hunt-16",
-    "hunt-17",
-    "hunt-18",
-    "hunt-19",
-}  # whose checks train for a second or more
+LONG = {f"hunt-{n}" for n in (3, 4, 5, 6, 7, 9, 15, 16, 17, 18, 19)}  # whose checks train for a second or more
 hunts_by_length = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in HUNTS]
 
 
@@ -1227,39 +1218,42 @@ def test_hints_and_messages_do_not_tell(tmp_path):
 # ------------------------------------------------------------------------------------------------------- command line
 
 
-def test_from_the_list_to_a_solved_exercise(tmp_path):
-    """start.py and check.py as a student runs them, with messages and exit codes."""
-    listing = run(tmp_path, ROOT / "exercises/start.py")
-    assert listing.returncode == 0 and all(name in listing.stdout for name in [*EXERCISES, *HUNTS])
-    begun = run(tmp_path, ROOT / "exercises/start.py", "td-targets")
-    assert begun.returncode == 0 and f"my_work{os.sep}qlearning.py" in begun.stdout, begun.stderr
-    copy = tmp_path / "my_work/qlearning.py"
-    assert copy.read_text() == start.working_copy(EXERCISES["td-targets"])
-    judged = run(tmp_path, ROOT / "exercises/check.py", "td-targets")
-    assert judged.returncode == 1 and "step 1 of 3, fixed numbers: FAILED" in judged.stdout
-    assert "NotImplementedError: exercise: td-targets: write sarsa_target" in judged.stdout
-    assert "step 2" not in judged.stdout
-
-    copy.write_text(copy.read_text() + SOUND["td-targets"])
-    judged = run(tmp_path, ROOT / "exercises/check.py", "td-targets", "--json", "results.json")
-    assert judged.returncode == 0 and "td-targets is solved" in judged.stdout, judged.stdout
-    tests = json.loads((tmp_path / "results.json").read_text())["tests"]
-    assert [(test["score"], test["max_score"], test["status"]) for test in tests] == [
-        (points, points, "passed") for points in (16, 17, 17, 20, 30)
-    ]
-    assert all(test["name"].startswith("td-targets: ") and test["output"] for test in tests)
-    again = run(tmp_path, ROOT / "exercises/start.py", "q-learning")
-    assert again.returncode == 2 and "--force" in again.stderr and SOUND["td-targets"] in copy.read_text()
-    again = run(tmp_path, ROOT / "exercises/start.py", "q-learning", "--force")
-    assert again.returncode == 0 and copy.read_text() == start.working_copy(EXERCISES["q-learning"])
-    assert SOUND["td-targets"] in (tmp_path / "my_work/qlearning.py.1.bak").read_text()
-
-
 def call(module, monkeypatch, folder, *arguments):
     """main() of a module in this process, in a folder. Returns its exit code; BadInput is raised."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
     return module.main()
+
+
+def test_from_the_list_to_a_solved_exercise(tmp_path, monkeypatch, capsys):
+    """start.py and check.py as a student uses them, with messages and exit codes."""
+    call(start, monkeypatch, tmp_path)
+    listing = capsys.readouterr().out
+    assert all(name in listing for name in [*EXERCISES, *HUNTS])
+    call(start, monkeypatch, tmp_path, "td-targets")
+    assert f"my_work{os.sep}qlearning.py" in capsys.readouterr().out
+    copy = tmp_path / "my_work/qlearning.py"
+    assert copy.read_text() == start.working_copy(EXERCISES["td-targets"])
+    assert call(check, monkeypatch, tmp_path, "td-targets") == 1
+    judged = capsys.readouterr().out
+    assert "step 1 of 3, fixed numbers: FAILED" in judged and "step 2" not in judged
+    assert "NotImplementedError: exercise: td-targets: write sarsa_target" in judged
+
+    copy.write_text(copy.read_text() + SOUND["td-targets"])
+    judged = run(tmp_path, ROOT / "exercises/check.py", "td-targets", "--json", "results.json")
+    assert judged.returncode == 0 and "td-targets is solved" in judged.stdout, judged.stdout
+    assert forms.hints("td-targets")[1].split(",")[0] in judged.stdout
+    tests = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert [(test["score"], test["max_score"], test["status"]) for test in tests] == [
+        (points, points, "passed") for points in (16, 17, 17, 20, 30)
+    ]
+    assert all(test["name"].startswith("td-targets: ") and test["output"] for test in tests)
+    with pytest.raises(forms.BadInput, match="--force"):
+        call(start, monkeypatch, tmp_path, "q-learning")
+    assert SOUND["td-targets"] in copy.read_text()
+    call(start, monkeypatch, tmp_path, "q-learning", "--force")
+    assert copy.read_text() == start.working_copy(EXERCISES["q-learning"])
+    assert SOUND["td-targets"] in (tmp_path / "my_work/qlearning.py.1.bak").read_text()
 
 
 def test_bad_input_gets_one_line(tmp_path):

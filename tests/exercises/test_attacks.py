@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "exercises"))
 
 import check  # noqa: E402
 import cut  # noqa: E402
-from forms import EXERCISES, find  # noqa: E402
+from forms import EXERCISES, HUNTS, find  # noqa: E402
 
 RIGHT = """
 def epsilon_greedy(values, epsilon, rng):
@@ -142,13 +142,15 @@ def test_results_cannot_be_written_by_others(tmp_path, monkeypatch):
         assert [test["score"] for test in scores] == [0, 0, 0] and code == 1
 
 
-@pytest.mark.parametrize("name", EXERCISES)
+@pytest.mark.parametrize("name", [*EXERCISES, *(name for name, hunt in HUNTS.items() if hunt.cases)])
 def test_a_table_of_calls_holds_nothing_that_is_expected(name):
-    """Fails if the file that the student's process gets names a mistake, a look or an expected number of a case."""
-    table = cut.cut_calls((ROOT / "exercises/tasks.py").read_text(), name)
-    assert "Case" not in table.replace("Casino", "") and "#" not in table and "exercise(" not in table
-    for case in find(name).cases:
-        assert not any(text in table for text in [*case.mistakes, case.what] if text), name
+    """Fails if the file that the student's process gets names a case or a mistake, or lacks what its calls need."""
+    table = cut.cut_calls((ROOT / "exercises" / ("tasks.py" if name in EXERCISES else "hunts.py")).read_text(), name)
+    assert not any(word in table for word in ("Case", "#", "exercise(", "hunt(", "Plant"))
+    assert not any(text in table for case in find(name).cases for text in [*case.mistakes, case.what])
+    names = {"__file__": "table.py"}
+    exec(table, names)
+    assert len(names["CALLS"]) == len(find(name).cases)
 
 
 def fenced():
