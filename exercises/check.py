@@ -190,8 +190,8 @@ def read_bounded(path, most=2**24):
     except OSError:
         return b""
     with open(number, "rb") as file:
-        about = os.fstat(number)
-        return file.read() if stat.S_ISREG(about.st_mode) and about.st_size <= most else b""
+        content = file.read(most + 1) if stat.S_ISREG(os.fstat(number).st_mode) else b""
+        return content if len(content) <= most else b""
 
 
 class Student:
@@ -267,7 +267,7 @@ class Student:
 @functools.cache
 def imported(path):
     """The script at `path`, imported once and for all."""
-    with loaded(path) as module:
+    with contextlib.redirect_stdout(io.StringIO()), loaded(path) as module:
         return module
 
 
@@ -468,7 +468,7 @@ def show(task, student, up_to, done):
     if all(step.problem is None for step in results):
         whole = len(results) == len(steps(task))
         print(f"  {task.name} is solved" if whole else f"  {task.name} is right up to here")
-        if whole:
+        if whole and hints(task.name)[1]:
             print(*textwrap.wrap(hints(task.name)[1], 100), sep="\n")
     return results
 

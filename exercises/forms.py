@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -97,9 +98,10 @@ def hints(name):
     """(three hints, what to know once it is solved) for an exercise, out of hints.md; empty for a hunt."""
     sections = Path(__file__).with_name("hints.md").read_text(encoding="utf-8").split("\n## ")
     for section in sections[1:]:
-        title, *lines = section.strip().splitlines()
+        title, *parts = re.split(r"\n[123]\. |\n\n", section.strip())
         if title == name:
-            return [line[3:] for line in lines[:3]], lines[-1]
+            *three, known = [" ".join(part.split()) for part in parts]
+            return three, known
     return [], ""
 
 

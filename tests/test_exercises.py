@@ -1209,7 +1209,8 @@ def test_every_exercise_has_three_hints_and_something_to_know(tmp_path, monkeypa
 
 
 def test_hints_and_messages_do_not_tell(tmp_path):
-    """Fails if the hint of a hunt names the place of its bug."""
+    """Fails if the hint of a hunt names the place of its bug, or a task the call that solves it."""
+    assert not any(word in EXERCISES["polyak"].task for word in ("lerp", "mul_", "copy_"))
     for hunt in HUNTS.values():
         assert hunt.plant.where.split(".")[-1] not in hunt.hint.split(), hunt.name
         assert hunt.plant.old not in hunt.hint and hunt.plant.new not in hunt.hint
