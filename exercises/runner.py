@@ -15,6 +15,7 @@ import json
 import os
 import re
 import resource
+import struct
 import sys
 import traceback
 import types
@@ -182,21 +183,8 @@ def train(module, folder, **settings):
 
 # ---------------------------------------------------------------------------------------------------------- the fence
 
-READ, READ_FOLDER = 0b101, 0b1000  # Landlock's rights: execute and read a file; list a folder
+READ, WRITE, READ_FOLDER = 0b101, 0b10 | 1 << 14, 0b1000  # rights: execute and read; write and shorten; list a folder
 CREATE_RULESET, ADD_RULE, RESTRICT = 444, 445, 446  # its system calls
-
-
-class Rights(ctypes.Structure):
-    """struct landlock_ruleset_attr: which rights are taken away unless a rule gives them back."""
-
-    _fields_ = [("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
-
-
-class Rule(ctypes.Structure):
-    """struct landlock_path_beneath_attr: rights for all that lies beneath an open folder or file."""
-
-    _pack_ = 1
-    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
 def around(folder, hidden):
@@ -211,22 +199,30 @@ def around(folder, hidden):
                 yield entry.path
 
 
+def landlock(number, *arguments):
+    """One of Landlock's system calls."""
+    return ctypes.CDLL(None).syscall(number, *arguments)
+
+
+def fence_version():
+    """Which version of Landlock this kernel has; less than 1 if none."""
+    return landlock(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1)) if sys.platform == "linux" else 0
+
+
 def fence(hidden, writable):
     """Take this process the right to read `hidden` paths, to write outside of `writable`, and to reach the checker.
 
-    This is Linux's Landlock (5.13 or newer), which needs no privileges and cannot be undone. Returns whether it is on.
+    Landlock (Linux 5.13 or newer) needs no privileges and cannot be undone. Elsewhere nothing happens.
     """
-    if sys.platform != "linux":
-        return False
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    version = call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    version = fence_version()
     if version < 1:
-        return False
+        return
     everything = 2**13 - 1  # version 2 added moving files between folders, 3 shortening them
     everything |= (version >= 2) << 13 | (version >= 3) << 14
-    rights = Rights(everything, 0, 3 if version >= 6 else 0)  # 6: signals and sockets of processes outside
-    size = ctypes.sizeof(rights) if version >= 6 else 8
-    ruleset = call(CREATE_RULESET, ctypes.byref(rights), ctypes.c_size_t(size), ctypes.c_uint32(0))
+    rights = struct.pack("Q", everything)  # taken away, unless a rule gives them back
+    if version >= 6:
+        rights += struct.pack("QQ", 0, 3)  # no network rules; no sockets and signals of processes outside
+    ruleset = landlock(CREATE_RULESET, rights, ctypes.c_size_t(len(rights)), ctypes.c_uint32(0))
     hidden = {os.path.realpath(path) for path in hidden}
     allowed = [(path, READ) for path in around("/", hidden)] + [(path, everything) for path in writable]
     for path, allowance in allowed:
@@ -237,13 +233,12 @@ def fence(hidden, writable):
         if os.path.isdir(path):
             allowance |= READ_FOLDER
         else:
-            allowance &= READ | 0b10 | 1 << 14  # what a file has: and to write and shorten it
-        rule = Rule(allowance & everything, opened)
-        call(ADD_RULE, ruleset, 1, ctypes.byref(rule), ctypes.c_uint32(0))
+            allowance &= READ | WRITE
+        rule = struct.pack("=Qi", allowance & everything, opened)
+        landlock(ADD_RULE, ruleset, 1, rule, ctypes.c_uint32(0))
         os.close(opened)
-    libc = ctypes.CDLL(None)
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock asks for
-    return call(RESTRICT, ruleset, ctypes.c_uint32(0)) == 0
+    ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock asks for
+    landlock(RESTRICT, ruleset, ctypes.c_uint32(0))
 
 
 def main():

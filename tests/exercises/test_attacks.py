@@ -18,7 +18,10 @@ sys.path.insert(0, str(ROOT / "exercises"))
 
 import check  # noqa: E402
 import cut  # noqa: E402
+import runner  # noqa: E402
 from forms import EXERCISES, HUNTS, find  # noqa: E402
+
+FENCED = runner.fence_version() >= 6  # whether a process can be kept from files that its user may read
 
 RIGHT = """
 def epsilon_greedy(values, epsilon, rng):
@@ -109,7 +112,7 @@ ATTACKS = [
 @pytest.mark.parametrize("source, refusal", ATTACKS)
 def test_a_wrong_solution_gets_no_point_whatever_else_the_file_does(source, refusal, tmp_path, monkeypatch):
     """Fails if something that runs in the student's process can make a wrong function right."""
-    if "getppid" in source and not fenced():
+    if "getppid" in source and not FENCED:
         pytest.skip("only Landlock of Linux 6.12 or another user keeps a process from ending ours")
     if refusal:
         with pytest.raises(check.BadInput, match=refusal):
@@ -133,7 +136,7 @@ def test_files_beside_the_solution_do_not_matter(tmp_path, monkeypatch):
 def test_results_cannot_be_written_by_others(tmp_path, monkeypatch):
     """By what is put off until the end; and, behind the fence, by a process that hides and waits until all is over."""
     late = "if os.fork() == 0:\n    os.setsid()\n    all_is_well()\n"
-    for wait, source in [(0, AT_EXIT), *([(0.5, AT_EXIT + late)] if fenced() else [])]:
+    for wait, source in [(0, AT_EXIT), *([(0.5, AT_EXIT + late)] if FENCED else [])]:
         names = f"WAIT, RESULTS = {wait}, {str(tmp_path / 'results.json')!r}\n"
         (tmp_path / "qlearning.py").write_text(names + source + WRONG)
         scores, code = graded_by_main(tmp_path, monkeypatch, "epsilon-greedy", "--up-to", "1")
@@ -153,15 +156,7 @@ def test_a_table_of_calls_holds_nothing_that_is_expected(name):
     assert len(names["CALLS"]) == len(find(name).cases)
 
 
-def fenced():
-    """Whether a process of ours can be kept from files that its user may read."""
-    import ctypes
-
-    version = ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
-    return sys.platform == "linux" and version >= 6
-
-
-@pytest.mark.skipif(not fenced(), reason="needs Landlock")
+@pytest.mark.skipif(not FENCED, reason="needs Landlock")
 def test_files_of_the_grader_are_out_of_reach(tmp_path):
     """Fails if the student's code can read tables or originals, or write outside of its own folder."""
     (tmp_path / "others.txt").write_text("kept")
