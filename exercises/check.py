@@ -446,6 +446,8 @@ def work_file(task, folder=None):
     if not path.is_file():
         begin = f": begin with python exercises/start.py {task.name}" if ORIGINALS else ""
         raise BadInput(f"there is no {path}{begin}")
+    if path.is_symlink():  # it could lead to the original
+        raise BadInput(f"{path} is a link; what is judged has to be a file")
     return path
 
 

@@ -123,6 +123,13 @@ def test_a_wrong_solution_gets_no_point_whatever_else_the_file_does(source, refu
     assert "FOUND" not in step.printed and ("NOTHING" in step.printed) == (source == SEARCH + WRONG)
 
 
+def test_a_link_to_the_original_is_no_solution(tmp_path, monkeypatch):
+    """Fails if a submission can name a file of the grader's as its own."""
+    (tmp_path / "qlearning.py").symlink_to(ROOT / "qlearning.py")
+    scores, code = graded_by_main(tmp_path, monkeypatch, "epsilon-greedy")
+    assert scores == {"epsilon-greedy: qlearning.py": 0} and code == 2
+
+
 def test_files_beside_the_solution_do_not_matter(tmp_path, monkeypatch):
     """Fails if a submission's check.py, forms.py or tasks.py takes the place of the grader's own."""
     (tmp_path / "qlearning.py").write_text(WRONG)
