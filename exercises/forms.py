@@ -2,9 +2,11 @@
 
 import difflib
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 EXERCISES, HUNTS = {}, {}  # by name, in the order of the tables
 
@@ -18,7 +20,7 @@ class Case:
     """One call of the student's code on fixed numbers, small enough to be worked out by hand."""
 
     what: str  # the situation, as the student reads it: "two steps, the first terminates"
-    call: Callable  # of the student's module; returns numbers, or tuples, lists, arrays or tensors of them
+    call: Callable  # of the student's module, in a process of its own; returns numbers, or tuples, lists, … of them
     expected: object  # the same, as plain lists, worked out by hand
     mistakes: dict = field(default_factory=dict)  # what went wrong -> the numbers one gets so, or a test of the numbers
     look: str = ""  # where to look next
@@ -45,8 +47,10 @@ class Exercise:
     minutes: int
     task: str  # what to write, and what is at hand; shown by start.py and written into the first blank
     cases: list  # step 1
-    probe: Callable  # step 2: of the module and train(**settings) -> Trained; None, or what is wrong
+    probe: Callable  # step 2: of the original and train(**settings) -> Trained; None, or what is wrong
     learn: Learn  # step 3
+    gives: dict = field(default_factory=dict)  # blank -> what it has to return: "float32 tensor", a tuple for a pair
+    hides: tuple = ()  # functions that would give the solution away: made unreadable in the copy
 
 
 @dataclass
@@ -67,8 +71,9 @@ class Hunt:
     difficulty: int
     minutes: int
     hint: str  # how the learning curve, or what else one sees, differs from that of the sound script
-    check: Callable  # of the module and train(**settings) -> Trained; None, or what is still wrong
+    check: Callable = None  # of the original and train(**settings) -> Trained; None, or what is still wrong
     plant: Plant = None  # left out of handouts
+    cases: list = ()  # instead of check: calls of the student's code, as in an exercise
 
 
 def exercise(name, **fields):
@@ -87,6 +92,17 @@ def find(name):
         return task
     near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS], n=3, cutoff=0.4)
     raise BadInput(f"there is no exercise {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def hints(name):
+    """(three hints, what to know once it is solved) for an exercise, out of hints.md; empty for a hunt."""
+    sections = Path(__file__).with_name("hints.md").read_text(encoding="utf-8").split("\n## ")
+    for section in sections[1:]:
+        title, *parts = re.split(r"\n[123]\. |\n\n", section.strip())
+        if title == name:
+            *three, known = [" ".join(part.split()) for part in parts]
+            return three, known
+    return [], ""
 
 
 def run_main(main):

@@ -1,12 +1,16 @@
-"""The table of bug hunts: in each copy one line is wrong, without any message. `check` looks at what the script does.
+"""The table of bug hunts: in each copy one line is wrong, without any message. A run (`check`) or calls (`cases`) judge
+what the script does.
 
 Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-19", …) with the fields that
 forms.py explains; tests/test_exercises.py sees that the planted copy runs and fails, and that the sound script passes.
 """
 
+import tempfile
+
 import numpy as np
 import probes  # noqa: F401  (registers the probe environments)
-from forms import Plant, close, hunt, tensor
+import runner
+from forms import Case, Plant, close, hunt, tensor
 
 # ------------------------------------------------------------------------------------------------------ qlearning.py
 
@@ -169,13 +173,13 @@ hunt(
 )
 
 
-def check_loading(m, train):
-    settings = {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}', "normalize_obs": True}
-    trained = train(total_timesteps=6000, eval_episodes=50, **settings | TINY)
-    before = trained.summary["eval_return_mean"]
-    after, _ = m.evaluate(trained.agent, m.Args(**settings | TINY), 50)
-    if before < 1 or after < 1:
-        return f"the last evaluation of a run was {before}; the same agent, loaded from the run's folder, gets {after}"
+def loaded_again(m):
+    """Mean returns of the same agent: at the end of its run, and loaded from the run's folder."""
+    settings = TINY | {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}', "normalize_obs": True}
+    with tempfile.TemporaryDirectory() as folder:
+        summary = runner.train(m, folder, **settings, total_timesteps=6000, eval_episodes=50)
+        agent = m.load(f"{folder}/run", "last")
+    return summary["eval_return_mean"], m.evaluate(agent, m.Args(**settings), 50)[0]
 
 
 hunt(
@@ -185,7 +189,14 @@ hunt(
     minutes=45,
     hint="With --normalize-obs, on CartPole-v1 for instance, the curve looks sound. But --evaluate of the finished run "
     "scores far less than its last point, and a run that is resumed falls back to where it began.",
-    check=check_loading,
+    cases=[
+        Case(
+            "a run that normalises observations: its last evaluation, then one of the agent that load returns, where "
+            "every episode can pay 1",
+            loaded_again,
+            [1.0, 1.0],
+        ),
+    ],
     plant=Plant(
         "read_weights",
         'agent.load_state_dict(state["agent"])',
@@ -256,17 +267,13 @@ hunt(
 # ------------------------------------------------------------------------------------------------------------- es.py
 
 
-def check_uphill(m, train):
+def uphill_cosine(m):
+    """The cosine of the angle between the gradient that candidates find and the direction in which returns grow."""
     rng = np.random.default_rng(0)
     theta, noise, uphill = rng.normal(size=8), rng.normal(size=(200, 8)), rng.normal(size=8)
     returns = m.make_candidates(theta, noise, 0.1) @ uphill
     gradient = m.es_gradient(returns, noise, 0.1)
-    cosine = gradient @ uphill / np.linalg.norm(gradient) / np.linalg.norm(uphill)
-    if cosine < 0.9:
-        return (
-            f"where returns grow along a straight line, 400 candidates should find its direction; the angle between it "
-            f"and the way that theta is to take has a cosine of {cosine:.2f} instead of about 1"
-        )
+    return gradient @ uphill / np.linalg.norm(gradient) / np.linalg.norm(uphill)
 
 
 hunt(
@@ -276,7 +283,15 @@ hunt(
     minutes=40,
     hint="theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
     "parameters the policy has, the less it rises.",
-    check=check_uphill,
+    cases=[
+        Case(
+            "returns grow along a straight line: the cosine of the angle between it and the way that theta is to take, "
+            "as 400 candidates find it",
+            uphill_cosine,
+            1.0,
+            atol=0.1,
+        ),
+    ],
     plant=Plant("make_candidates", "axis=1", "axis=0"),
 )
 
@@ -319,15 +334,12 @@ def tiny_sequences(m):
     return agent, buffer, args
 
 
-def check_demonstrator(m, train):
+def demonstrator(m):
+    """The log-probabilities of a replayed row and of one of the agent's own."""
     agent, buffer, _ = tiny_sequences(m)
     log_probs, _ = buffer.log_probs_and_values(agent)
     replayed, _, own = log_probs[:, 0].tolist()
-    if abs(replayed) > 1e-6 or not -0.8 < own < -0.6:
-        return (
-            f"who demonstrates is certain of his actions, log 1 = 0, and a new agent undecided between two, log 1/2 = "
-            f"-0.69; the rollout has {replayed:.2f} for a replayed row and {own:.2f} for one of the agent's own"
-        )
+    return replayed, own
 
 
 hunt(
@@ -337,7 +349,15 @@ hunt(
     minutes=60,
     hint="With several demonstrations it hardly shows. With a single one, its replays are played, as training_rows "
     "says, but the policy does not take more from them than from its own episodes.",
-    check=check_demonstrator,
+    cases=[
+        Case(
+            "log-probabilities in a rollout: of a replayed row (who demonstrates is certain of his actions, log 1), "
+            "and of a new agent's own (undecided between two actions, log 1/2)",
+            demonstrator,
+            [0.0, -0.69],
+            atol=0.1,
+        ),
+    ],
     plant=Plant(
         "SequenceBuffer.log_probs_and_values",
         "replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)",
@@ -346,7 +366,8 @@ hunt(
 )
 
 
-def check_reset_rows(m, train):
+def junk_in_gradient(m):
+    """By how much the gradient changes with what stands in a reset row."""
     gradients = []
     for junk in (0.0, 1000.0):
         agent, buffer, args = tiny_sequences(m)
@@ -357,8 +378,7 @@ def check_reset_rows(m, train):
         loss, _ = m.sequence_loss(agent, batch, args)
         loss.backward()
         gradients.append([number for p in agent.parameters() for number in p.grad.flatten().tolist()])
-    if not close(*gradients, 1e-5):
-        return "what stands in a reset row, where no action was taken, changes the gradient"
+    return max(abs(x - y) for x, y in zip(*gradients))
 
 
 hunt(
@@ -368,7 +388,14 @@ hunt(
     minutes=60,
     hint="Long episodes are learnt as ever. The shorter episodes and demos are, the further policy_loss is from where "
     "it should be in the first updates, near 0. With --no-norm-adv there is no difference.",
-    check=check_reset_rows,
+    cases=[
+        Case(
+            "the largest change of the gradient, if something else stands in a reset row, where no action was taken",
+            junk_in_gradient,
+            0.0,
+            atol=1e-5,
+        ),
+    ],
     plant=Plant(
         "sequence_loss",
         "advantages = normalize(advantages)",
@@ -379,21 +406,15 @@ hunt(
 # ---------------------------------------------------------------------------------------------------------- mappo.py
 
 
-def check_units(m, train):
+def units(m):
+    """(returns, advantages) of two rewards of 7, where the critic says 0, 1 and 0, which mean 100, 110 and 100."""
     buffer, norm = m.OnPolicyCriticBufferEP(2, 1, 1, gamma=0.5, gae_lambda=1.0), m.ValueNorm(0.5)
-    norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10: values 0 and 1 mean 100 and 110
+    norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10
     ones, state = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
     for value in (0.0, 1.0):
         buffer.insert(state, np.zeros((1, 1, 0), np.float32), ones * value, ones * 7, ones, ones)
     buffer.compute_returns(ones * 0, norm)
-    # returns 7 + 0.5 x 100 = 57, 7 + 0.5 x 57 = 35.5
-    returns, advantages = buffer.returns.ravel().tolist(), buffer.advantages.ravel().tolist()
-    if not close([returns, advantages], [[35.5, 57.0], [-64.5, -53.0]], 1e-2):
-        return (
-            "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; with two "
-            f"rewards of 7 and gamma 0.5 the returns are 35.5 and 57, the advantages -64.5 and -53; they are {returns} "
-            f"and {advantages}"
-        )
+    return buffer.returns.ravel().tolist(), buffer.advantages.ravel().tolist()
 
 
 hunt(
@@ -403,7 +424,15 @@ hunt(
     minutes=45,
     hint="With --no-value-norm nothing is wrong. With value norm, which ought to help, the return rises more slowly, "
     "value_loss is twice as large, and explained_variance stays near 0.",
-    check=check_units,
+    cases=[
+        Case(
+            "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; two "
+            "rewards of 7, gamma 0.5: (returns, advantages)",
+            units,
+            [[35.5, 57.0], [-64.5, -53.0]],  # 7 + 0.5 x 100 = 57, 7 + 0.5 x 57 = 35.5; less 100 and 110
+            atol=1e-2,
+        ),
+    ],
     plant=Plant("CriticBuffer.compute_returns", "value_normalizer.denormalize(", "value_normalizer.normalize("),
 )
 

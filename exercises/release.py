@@ -7,61 +7,15 @@ entries that are named, and of these only what the checks need: numbers that are
 """
 
 import argparse
-import ast
 import re
 import shutil
 from pathlib import Path
 
+from cut import cut_table
 from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
 from start import ROOT, definitions, describe, working_copy
 
 HERE = Path(__file__).resolve().parent
-
-
-def names_in(node):
-    """All names that a piece of code refers to."""
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
-def names_bound(node):
-    """The names that a top-level statement gives something to."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return {node.name}
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
-
-
-def entry(node):
-    """The name in the table of a statement exercise("name", …) or hunt("name", …), else None."""
-    call = getattr(node, "value", None)
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(call, ast.Call)
-        and getattr(call.func, "id", "") in ("exercise", "hunt")
-    ):
-        return call.args[0].value
-    return None
-
-
-def cut_table(source, chosen):
-    """The source of a table with the chosen entries only, and what they refer to; without plants and comments.
-
-    Comments show how the expected numbers come about, plants where the bugs are: that is for teachers.
-    """
-    tree = ast.parse(source)
-    entries = [node for node in tree.body if entry(node) in chosen]
-    for node in entries:
-        node.value.keywords = [keyword for keyword in node.value.keywords if keyword.arg != "plant"]
-    kept, wanted = list(entries), set().union(*map(names_in, entries), {"probes"} if entries else ())
-    while new := [n for n in tree.body if n not in kept and entry(n) is None and names_bound(n) & wanted]:
-        kept += new
-        wanted |= set().union(*map(names_in, new))
-    body = [node for node in tree.body if node in kept]
-    for node in body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):  # those that are needed, of several on a line
-            node.names = [a for a in node.names if (a.asname or a.name).split(".")[0] in wanted]
-    return ast.unparse(ast.Module([ast.parse('"""What the checks look at."""').body[0], *body], [])) + "\n"
 
 
 def requirements(scripts):
@@ -82,7 +36,7 @@ All at once: `python check.py {names}`. Change what you like in the scripts; the
 STEPS = """
 An exercise has three steps: your functions on fixed numbers; a run in an environment so small that the right answer is
 known (`probes.py`); and a run that has to learn. `--up-to 1` takes only the first, which is quick. Where a script has
-several functions to write, the runs need all of them.
+several functions to write, the runs need all of them. `--hint`, `--hint 2` and `--hint 3` help you on.
 """
 BEHAVIOUR = """
 A bug hunt is judged by what the script does, so mend it as you like. All but one line of it is sound.
@@ -114,8 +68,7 @@ def by_script(chosen):
     for task in chosen:
         for name in task.blanks if isinstance(task, Exercise) else [task.plant.where]:
             for script in groups.keys() - {task.script}:
-                # Scripts repeat each other on purpose, all but train. Those without "# ===== run" still have some
-                # functions in an earlier form, which gives away as much: the name decides, not the text.
+                # Scripts repeat each other on purpose, all but train; the name decides, not the text.
                 if name in defined[script] and name != "train":
                     raise BadInput(f"{script} holds the solution of {task.name}, {name}: hand them out separately")
     return groups
@@ -127,9 +80,15 @@ def release(names, out):
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
     files = {script: working_copy(*tasks) for script, tasks in by_script(chosen).items()}
-    files |= {name: (HERE / name).read_text(encoding="utf-8") for name in ("check.py", "forms.py", "probes.py")}
+    files |= {
+        name: (HERE / name).read_text(encoding="utf-8")
+        for name in ("check.py", "cut.py", "forms.py", "probes.py", "runner.py")
+    }
     for name in ("tasks.py", "hunts.py"):
         files[name] = cut_table((HERE / name).read_text(encoding="utf-8"), {task.name for task in chosen})
+    intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
+    kept = [section for section in sections if section.split("\n")[0] in [task.name for task in chosen]]
+    files["hints.md"] = "\n## ".join([intro, *kept])
     files |= {"requirements.txt": requirements({task.script for task in chosen}), "README.md": sheet(chosen)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

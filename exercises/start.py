@@ -2,18 +2,24 @@
 
     python exercises/start.py                  # the list
     python exercises/start.py gae              # writes my_work/ppo.py, in which compute_gae is to be written
+    python exercises/start.py returns gae      # writes one copy, in which both are to be written
     python exercises/start.py hunt-3           # writes a copy of a script with a bug in it
-    python exercises/start.py gae --force      # begin again; what was there is kept as my_work/ppo.py.bak
+    python exercises/start.py gae --force      # begin again; what was there is kept as my_work/ppo.py.1.bak
+    python exercises/start.py --progress       # what is solved
 
 The copy is cut out of the script as it stands today, so it cannot be out of date. Then: python exercises/check.py gae
 """
 
 import argparse
 import ast
+import base64
+import functools
 import io
+import json
 import os
 import textwrap
 import tokenize
+import zlib
 from pathlib import Path
 
 import hunts  # noqa: F401  (fills the table)
@@ -23,6 +29,7 @@ from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@functools.cache
 def definitions(source):
     """{name: node of the syntax tree} of the functions and classes of a script, and Class.name of methods."""
     kinds, found = (ast.FunctionDef, ast.ClassDef), {}
@@ -45,19 +52,53 @@ def body_span(lines, node):
     return first, node.end_lineno
 
 
+UNREADABLE = '''
+
+def unreadable(name, arguments):
+    """Call a function of UNREADABLE: reading it would give an exercise away."""
+    import base64
+    import zlib
+
+    names = dict(globals())
+    exec(zlib.decompress(base64.b85decode(UNREADABLE[name])), names)
+    return names[name](**arguments)
+
+
+UNREADABLE = {}
+'''
+
+
+def hidden(name, text):
+    """A line of code that adds a function of this text to UNREADABLE."""
+    packed = base64.b85encode(zlib.compress(text.encode(), 9)).decode()
+    return f'UNREADABLE["{name}"] = "{packed}"\n'
+
+
 def blanked(source, *exercises):
-    """The source of a script with the bodies of these exercises' functions taken out, and all else as it is."""
+    """The source of a script with the bodies of these exercises' functions taken out, and all else as it is.
+
+    Only what would give an exercise away is unreadable: it works as ever, but its text stands packed at the end.
+    """
     lines, nodes, blanks = source.splitlines(keepends=True), definitions(source), {}
     for exercise in exercises:
-        if missing := [name for name in exercise.blanks if name not in nodes]:
+        if missing := [name for name in (*exercise.blanks, *exercise.hides) if name not in nodes]:
             raise BadInput(f"exercise {exercise.name}: {exercise.script} has no {' and no '.join(missing)} any more")
         blanks = dict.fromkeys(exercise.blanks, exercise) | blanks  # what two have in common is the first one's
-    for name in sorted(blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay where they are
-        exercise, (first, last) = blanks[name], body_span(lines, nodes[name])
-        text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
-        if name == exercise.blanks[0]:
-            text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
+    hides = {name for exercise in exercises for name in exercise.hides} - {*blanks}
+    packed = [hidden(name, "".join(lines[nodes[name].lineno - 1 : nodes[name].end_lineno])) for name in sorted(hides)]
+    for name in sorted({*blanks, *hides}, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
+        first, last = body_span(lines, nodes[name])
+        if name in hides:
+            text = [f'return unreadable("{name}", locals())  # it would give away what you are to write']
+        else:
+            exercise = blanks[name]
+            text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
+            if name == exercise.blanks[0]:
+                text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
         lines[first:last] = [" " * (nodes[name].col_offset + 4) + line + "\n" for line in text]
+    if packed:  # before main is called
+        at = max((i for i, line in enumerate(lines) if line.startswith("if __name__ ==")), default=len(lines))
+        lines[at:at] = [UNREADABLE.lstrip("\n"), *packed, "\n\n"]
     return "".join(lines)
 
 
@@ -85,19 +126,51 @@ def working_copy(first, *more, root=ROOT):
     return blanked(source, first, *more) if isinstance(first, Exercise) else planted(source, first)
 
 
-def write_copy(task, folder, force=False):
-    """Write the working copy into a folder. BadInput, unless `force`, if another file is there. Returns its Path."""
-    path, source = Path(folder, task.script), working_copy(task)
-    if path.exists() and path.read_text(encoding="utf-8") != source:
-        if not force:
-            raise BadInput(f"{path} holds work already; --force replaces it, --work FOLDER puts the copy elsewhere")
-        os.replace(path, path.with_name(f"{path.name}.bak"))
+def keep(path):
+    """Rename a file to the first of path.1.bak, path.2.bak, … that there is not yet. Returns its new Path."""
+    number = 1
+    while True:
+        backup = path.with_name(f"{path.name}.{number}.bak")
+        try:
+            os.link(path, backup)  # unlike a rename, this never replaces a file
+        except FileExistsError:
+            number += 1
+            continue
+        path.unlink()
+        return backup
+
+
+def write_copy(chosen, folder, force=False):
+    """Write the working copy for one or more exercises of a script into a folder. Returns its Path.
+
+    BadInput, unless `force`, if another file is there; with `force`, that one is kept under another name.
+    """
+    path, source = Path(folder, chosen[0].script), working_copy(*chosen)
     try:
+        if path.exists() and path.read_bytes() != source.encode():
+            if not force:
+                raise BadInput(f"{path} holds work already; --force replaces it, --work FOLDER puts the copy elsewhere")
+            print(f"what was there is kept as {keep(path)}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error}") from None
     return path
+
+
+def progress(folder):
+    """What check.py has found in a folder of working copies, as lines of text."""
+    try:
+        known = json.loads(Path(folder, ".progress.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    lines = []
+    for task in [*EXERCISES.values(), *HUNTS.values()]:
+        passed, steps = known.get(task.name, (0, 0))
+        state = "solved" if steps and passed == steps else f"{passed} of {steps} steps" if steps else ""
+        lines.append(f"{task.name:16}  {task.script:16}  {state}".rstrip())
+    solved = sum(line.endswith("solved") for line in lines)
+    return [*lines, "", f"{solved} of {len(lines)} solved in {folder}"]
 
 
 def describe(task):
@@ -129,19 +202,27 @@ def table():
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="of an exercise or a hunt; without it, the list")
-    parser.add_argument("--force", action="store_true", help="replace work that is there; it is kept as .bak")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of exercises or a hunt; without any, the list")
+    parser.add_argument("--force", action="store_true", help="replace work that is there; it is kept as .1.bak, …")
+    parser.add_argument("--progress", action="store_true", help="show what is solved")
     parser.add_argument("--work", default="my_work", metavar="FOLDER", help="where to write (default: my_work)")
     args = parser.parse_args()
-    if args.name is None:
-        print("\n".join(table()))
+    if args.progress or not args.names:
+        print("\n".join(progress(args.work) if args.progress else table()))
         return
-    task = find(args.name)
-    path = write_copy(task, args.work, args.force)
-    command = f"python {os.path.relpath(Path(__file__).with_name('check.py'))} {task.name}"
+    chosen = [find(name) for name in dict.fromkeys(args.names)]
+    scripts = list(dict.fromkeys(task.script for task in chosen))
+    if len(scripts) > 1:
+        raise BadInput(f"one copy is of one script, not of {' and '.join(scripts)}: begin them one by one")
+    if len(chosen) > 1 and not all(isinstance(task, Exercise) for task in chosen):
+        raise BadInput("a hunt has a copy of its own: begin it by itself, with --work FOLDER beside another one")
+    path = write_copy(chosen, args.work, args.force)
+    command = f"python {os.path.relpath(Path(__file__).with_name('check.py'))} {' '.join(task.name for task in chosen)}"
     if args.work != "my_work":
         command += f" --work {args.work}"
-    print("\n".join([*describe(task), "", f"Work in {path}. Then: {command}"]))
+    for task in chosen:
+        print("\n".join([*describe(task), ""]))
+    print(f"Work in {path}. Then: {command}")
 
 
 if __name__ == "__main__":

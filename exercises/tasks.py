@@ -27,7 +27,7 @@ def shares(values, epsilon):
     def call(m):
         rng, counts = random.Random(0), [0] * len(values)
         for _ in range(10_000):
-            counts[m.epsilon_greedy(list(values), epsilon, rng)] += 1
+            counts[m.epsilon_greedy(values=list(values), epsilon=epsilon, rng=rng)] += 1
         return [count / 10_000 for count in counts]
 
     return call
@@ -99,20 +99,24 @@ exercise(
 )
 
 
-def chain_episodes(end):
-    """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, returns)."""
+def chain_episodes(end, limit=None):
+    """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, returns).
+
+    The environment knows nothing of the limit: that is play_episode's own affair.
+    """
 
     def call(m):
         settings = {"gamma": 0.5, "learning_rate": 0.5, "env_kwargs": f'{{"end": "{end}"}}'}
         args = m.Args(env_id="Classroom/Chain-v0", **settings)
         envs = m.make_envs(args, 1)
+        env, args.max_episode_steps = envs.envs[0], limit
         agent, rng = m.make_agent(args, envs), random.Random(0)
         agent.tables[0][3] = [4.0]  # as if state 3 had been worth something
         errors, sums = [], []
         log = lambda **figures: errors.extend(figures[name] for name in figures if name == "td_error")
         run = SimpleNamespace(step=0, episodes=[], log=log, check_finite=lambda **_: None)
         for _ in range(2):
-            m.play_episode(agent, envs.envs[0], run, rng, args)
+            m.play_episode(agent=agent, env=env, run=run, rng=rng, args=args)
             sums.append(sum(errors))
             errors.clear()
         return [row[0] for row in agent.tables[0]], run.step, sums, run.episodes
@@ -144,7 +148,7 @@ exercise(
     cases=[
         Case(
             "the target for reward 1, discount 0.5, next values 3, 7, 2",
-            lambda m: m.q_learning_target(1.0, 0.5, [3.0, 7.0, 2.0]),
+            lambda m: m.q_learning_target(reward=1.0, discount=0.5, next_values=[3.0, 7.0, 2.0]),
             4.5,  # 1 + 0.5 x 7
             {
                 "taking the mean of the next values instead of the highest": 3.0,  # 1 + 0.5 x 4
@@ -189,6 +193,14 @@ exercise(
             },
             "what discount is where truncated is set",
         ),
+        Case(
+            "the first again, but with --max-episode-steps 2, of which the environment knows nothing",
+            chain_episodes("terminated", limit=2),
+            # 1st: errors 1, 2. 2nd: errors 1 + 0.5 x 1 - 0.5 = 1, 2 + 0.5 x 0 - 1 = 1
+            [[1.0, 1.5, 0.0, 4.0], 4, [3.0, 2.0], [[2, 3], [4, 3]]],
+            {"playing on beyond the limit: some environments never end": lambda r: close(r[1], 6)},
+            "episode_limit(args, env.spec)",
+        ),
     ],
     probe=probe_q_learning,
     learn=Learn(CLIFF, -17.0),
@@ -209,6 +221,8 @@ def probe_td_targets(m, train):
         return f"Sarsa values action 1 in state 0 of Fork at about 0.8 with epsilon 0.4; yours is {value:.2f}"
 
 
+TD_STEP = {"reward": 1.0, "discount": 0.5, "next_values": [3.0, 7.0, 2.0]}
+
 exercise(
     "td-targets",
     topic="Sarsa, expected Sarsa, double Q-learning",
@@ -222,14 +236,14 @@ exercise(
     cases=[
         Case(
             "Sarsa: reward 1, discount 0.5, next values 3, 7, 2, next action 2",
-            lambda m: m.sarsa_target(1.0, 0.5, [3.0, 7.0, 2.0], 2),
+            lambda m: m.sarsa_target(**TD_STEP, next_action=2),
             2.0,  # 1 + 0.5 x 2
             {"taking the highest value: that is Q-learning, Sarsa takes the action that will be taken": 4.5},
             "eq. 6.7",
         ),
         Case(
             "expected Sarsa: reward 1, discount 0.5, next values 3, 7, 2, epsilon 0.3",
-            lambda m: m.expected_sarsa_target(1.0, 0.5, [3.0, 7.0, 2.0], 0.3),
+            lambda m: m.expected_sarsa_target(**TD_STEP, epsilon=0.3),
             4.05,  # 1 + 0.5 x (0.3 x 4 + 0.7 x 7) = 1 + 0.5 x 6.1
             {
                 "giving the best action no share of the random ones": 3.825,  # 0.3 x 2.5 + 0.7 x 7 = 5.65
@@ -241,7 +255,7 @@ exercise(
         ),
         Case(
             "double Q: reward 1, discount 0.5, next values 3, 7, 2, the other table's 10, 4, 20",
-            lambda m: m.double_q_target(1.0, 0.5, [3.0, 7.0, 2.0], [10.0, 4.0, 20.0]),
+            lambda m: m.double_q_target(**TD_STEP, other_next_values=[10.0, 4.0, 20.0]),
             3.0,  # action 1 is chosen, the other table says 4: 1 + 0.5 x 4
             {
                 "letting the same table choose and judge: that is Q-learning": 4.5,
@@ -318,19 +332,24 @@ def returns_of(terminated=(), truncated=()):
     """compute_returns of three steps with rewards 1, 2, 3, next values 10, 20, 8 and gamma 0.5."""
 
     def call(m):
-        step = column([1.0, 2.0, 3.0]), column([10.0, 20.0, 8.0]), flags(terminated), flags(truncated)
-        return m.compute_returns(*step, 0.5)
+        step = {"rewards": column([1.0, 2.0, 3.0]), "next_values": column([10.0, 20.0, 8.0])}
+        return m.compute_returns(**step, terminated=flags(terminated), truncated=flags(truncated), gamma=0.5)
 
     return call
 
 
-def returns_of_two(m):
-    """The same steps in two environments: in the first row 1 terminated, in the second it was truncated."""
+def ends_of_two():
+    """terminated and truncated of two environments: row 1 terminated in the first, was truncated in the second."""
     import torch
 
-    rewards, next_values = (torch.cat([numbers] * 2, 1) for numbers in (column([1, 2, 3]), column([10, 20, 8])))
     row_1, none = flags([1]), flags([])
-    return m.compute_returns(rewards, next_values, torch.cat([row_1, none], 1), torch.cat([none, row_1], 1), 0.5)
+    return {"terminated": torch.cat([row_1, none], 1), "truncated": torch.cat([none, row_1], 1)}
+
+
+def returns_of_two(m):
+    """The same steps in two environments: in the first row 1 terminated, in the second it was truncated."""
+    step = {"rewards": tensor([[1, 1], [2, 2], [3, 3]]), "next_values": tensor([[10, 10], [20, 20], [8, 8]])}
+    return m.compute_returns(**step, **ends_of_two(), gamma=0.5)
 
 
 exercise(
@@ -338,6 +357,8 @@ exercise(
     topic="discounted returns, backwards in time",
     script="ppo.py",
     blanks=("compute_returns",),
+    hides=("compute_gae", "compute_vtrace"),
+    gives={"compute_returns": "float32 tensor"},
     difficulty=1,
     minutes=30,
     task="write the discounted returns R_t = r_t + gamma R_{t+1}, from the last row back to the first. All tensors are "
@@ -408,10 +429,25 @@ def gae_of(terminated=(), truncated=()):
     """(advantages, returns) of three steps; gamma 0.5, lambda 0.8."""
 
     def call(m):
-        step = column([1.0, 3.0, 6.0]), column([2.0, 4.0, 6.0]), column([4.0, 6.0, 8.0])
-        return m.compute_gae(*step, flags(terminated), flags(truncated), 0.5, 0.8)
+        ends = {"terminated": flags(terminated), "truncated": flags(truncated)}
+        return m.compute_gae(**three_steps(), **ends, gamma=0.5, gae_lambda=0.8)
 
     return call
+
+
+def three_steps(others=False):
+    """rewards, values and next_values of one environment; with others, of a second one beside it."""
+    import torch
+
+    step = {"rewards": [1.0, 3.0, 6.0], "values": [2.0, 4.0, 6.0], "next_values": [4.0, 6.0, 8.0]}
+    second = {"rewards": [2.0, 1.0, 5.0], "values": [1.0, 2.0, 3.0], "next_values": [2.0, 3.0, 6.0]}
+    columns = [step, second] if others else [step]
+    return {name: torch.cat([column(numbers[name]) for numbers in columns], 1) for name in step}
+
+
+def all_alike(numbers):
+    """Whether each row, of all environments, holds the same number."""
+    return all(close([row[0]] * len(row), row) for row in numbers)
 
 
 def advantages_are(*numbers):
@@ -425,6 +461,8 @@ exercise(
     topic="generalised advantage estimation",
     script="ppo.py",
     blanks=("compute_gae",),
+    hides=("compute_returns", "compute_vtrace"),
+    gives={"compute_gae": ("float32 tensor", "float32 tensor")},
     difficulty=2,
     minutes=45,
     task="write GAE: its recursion runs backwards in time, and begins with an advantage of 0 after the last row. All "
@@ -446,7 +484,7 @@ exercise(
                 "forgetting to discount the next value": advantages_are(6.28, 8.2, 8.0),  # deltas 3, 5, 8
                 "returning something else than advantages + values as returns": advantages_are(2.44, 3.6, 4.0),
             },
-            "eqs. 10 and 16 in the docstring",
+            "eqs. 11 and 16 in the docstring",
         ),
         Case(
             f"{GAE_ROWS}; row 1 terminated",
@@ -482,20 +520,36 @@ exercise(
             {"letting truncation win where both are set": advantages_are(1.8, 2.0, 4.0)},
             "rows where both flags are set",
         ),
+        Case(
+            f"{GAE_ROWS}; row 1 terminated. A second environment: rewards 2, 1, 5, values 1, 2, 3, next values "
+            "2, 3, 6; row 1 was truncated",
+            lambda m: m.compute_gae(**three_steps(others=True), **ends_of_two(), gamma=0.5, gae_lambda=0.8),
+            # the second: deltas 2 + 1 - 1 = 2, 1 + 1.5 - 2 = 0.5, 5 + 3 - 3 = 5: 5; 0.5, cut; 2 + 0.4 x 0.5 = 2.2
+            [[[0.6, 2.2], [-1.0, 0.5], [4.0, 5.0]], [[2.6, 3.2], [3.0, 2.5], [10.0, 8.0]]],
+            {
+                "letting what ends in one environment end in all": lambda pair: close(  # 1 - 2; 2 - 0.4
+                    pair[0], [[0.6, 1.6], [-1.0, -1.0], [4.0, 5.0]]
+                ),
+                "mixing the environments: each has an advantage of its own": lambda pair: all_alike(pair[0]),
+            },
+            "what the second index of a tensor (T, N) stands for",
+        ),
     ],
     probe=endless_value(),
     learn=Learn(CARTPOLE, 200.0),
 )
 
 
-def loss_and_slope(loss, *rows):
+def loss_and_slope(loss, names, *rows):
     """For each row of arguments: (loss of a batch of this row alone, its derivative by the first argument)."""
 
     def call(m):
         results = []
         for row in rows:
-            x = tensor(row[:1]).requires_grad_()
-            value = getattr(m, loss)(x, *(tensor([number]) for number in row[1:-1]), row[-1])
+            *tensors, clip_coef = row
+            given = {name: tensor([number]) for name, number in zip(names.split(), tensors)}
+            x = given[names.split()[0]].requires_grad_()
+            value = getattr(m, loss)(**given, clip_coef=clip_coef)
             if getattr(value, "requires_grad", False):
                 value.backward()
             results.append([value, 0.0 if x.grad is None else x.grad[0]])
@@ -509,11 +563,17 @@ def losses_are(*numbers):
     return lambda rows: close([row[0] for row in rows], list(numbers))
 
 
+def surrogates(*rows):
+    """(loss, its derivative by log r) of each row (r, advantage) alone, epsilon 0.2."""
+    return loss_and_slope("policy_loss", "log_ratios advantages", *[(math.log(r), a, 0.2) for r, a in rows])
+
+
 exercise(
     "clip",
     topic="PPO's clipped surrogate objective",
     script="ppo.py",
     blanks=("policy_loss",),
+    gives={"policy_loss": "float32 tensor"},
     difficulty=2,
     minutes=30,
     task="write the loss: the objective, negated, for a minimum is what gradient descent looks for. You get the "
@@ -522,7 +582,7 @@ exercise(
         Case(
             "four rows, one by one, epsilon 0.2: r = 1.5 and 0.5 with advantage 2, then with -2. "
             "(loss, its derivative by log r) of each",
-            loss_and_slope("policy_loss", *[(math.log(r), a, 0.2) for a in (2.0, -2.0) for r in (1.5, 0.5)]),
+            surrogates((1.5, 2.0), (0.5, 2.0), (1.5, -2.0), (0.5, -2.0)),
             # min(3, 1.2 x 2); min(1, 0.8 x 2); min(-3, -2.4); min(-1, -1.6): 2.4, 1, -3, -1.6.
             # Slopes: -r A where the first term is the smaller one, else 0
             [[-2.4, 0.0], [-1.0, -1.0], [3.0, 3.0], [1.6, 0.0]],
@@ -542,8 +602,22 @@ exercise(
             "eq. 7, which stands at the top of the script, for A > 0 and for A < 0",
         ),
         Case(
+            "two rows within the range, one by one: r = 1.1 with advantage 2, r = 0.9 with -2. (loss, its derivative)",
+            surrogates((1.1, 2.0), (0.9, -2.0)),
+            [[-2.2, -2.2], [1.8, 1.8]],  # both terms are the same: -r A, and so is the slope
+            {
+                "keeping the gradient from the clipped term: within the range both terms have it": [
+                    [-2.2, -1.1],
+                    [1.8, 0.9],
+                ],
+            },
+            "what clipping does to a ratio that lies within the range: nothing",
+        ),
+        Case(
             "the rows r = 1.5 and r = 0.5 with advantage 2 in one batch, epsilon 0.2",
-            lambda m: m.policy_loss(tensor([math.log(1.5), math.log(0.5)]), tensor([2.0, 2.0]), 0.2),
+            lambda m: m.policy_loss(
+                log_ratios=tensor([math.log(1.5), math.log(0.5)]), advantages=tensor([2.0, 2.0]), clip_coef=0.2
+            ),
             -1.7,  # -(2.4 + 1) / 2
             {
                 "adding up over the batch instead of taking the mean": -3.4,
@@ -561,6 +635,7 @@ exercise(
     topic="the value loss, and clipping it",
     script="ppo.py",
     blanks=("value_loss",),
+    gives={"value_loss": "float32 tensor"},
     difficulty=2,
     minutes=30,
     task="write half the mean squared error between values and returns. With clip_coef, compare with the error of the "
@@ -569,7 +644,9 @@ exercise(
     cases=[
         Case(
             "values 1, 3, 0, returns 2, 5, 3, no clipping",
-            lambda m: m.value_loss(tensor([1.0, 3.0, 0.0]), tensor([9.0, 9.0, 9.0]), tensor([2.0, 5.0, 3.0])),
+            lambda m: m.value_loss(
+                values=tensor([1.0, 3.0, 0.0]), old_values=tensor([9.0, 9.0, 9.0]), returns=tensor([2.0, 5.0, 3.0])
+            ),
             7 / 3,  # (1 + 4 + 9) / 3 / 2
             {
                 "forgetting the half": 14 / 3,
@@ -581,7 +658,7 @@ exercise(
         Case(
             "two rows, one by one, old value 2, return 5, clip_coef 0.5: values 3 and 0. (loss, its derivative by the "
             "value) of each",
-            loss_and_slope("value_loss", (3.0, 2.0, 5.0, 0.5), (0.0, 2.0, 5.0, 0.5)),
+            loss_and_slope("value_loss", "values old_values returns", (3.0, 2.0, 5.0, 0.5), (0.0, 2.0, 5.0, 0.5)),
             # 3 counts as 2.5: max(4, 6.25) / 2, flat. 0 counts as 1.5: max(25, 12.25) / 2, slope 0 - 5
             [[3.125, 0.0], [12.5, -5.0]],
             {
@@ -602,11 +679,20 @@ def vtrace_of(terminated=(), truncated=(), rho_clip=1.0):
     """(advantages, targets) of three steps with ratios 2, 1/2 and 1; gamma 0.5."""
 
     def call(m):
-        step = column([1.0, 3.0, 6.0]), column([2.0, 4.0, 6.0]), column([4.0, 6.0, 8.0])
+        ends = {"terminated": flags(terminated), "truncated": flags(truncated)}
         log_ratios = column([math.log(2.0), math.log(0.5), 0.0])
-        return m.compute_vtrace(*step, flags(terminated), flags(truncated), log_ratios, 0.5, rho_clip, 1.0)
+        return m.compute_vtrace(
+            **three_steps(), **ends, log_ratios=log_ratios, gamma=0.5, rho_clip=rho_clip, c_clip=1.0
+        )
 
     return call
+
+
+def vtrace_of_two(m):
+    """The same with a second environment beside it, whose ratios are 1/2, 2 and 1/2; both bounds are 1."""
+    log_ratios = tensor([[2.0, 0.5], [0.5, 2.0], [1.0, 0.5]]).log()
+    steps = three_steps(others=True) | ends_of_two()
+    return m.compute_vtrace(**steps, log_ratios=log_ratios, gamma=0.5, rho_clip=1.0, c_clip=1.0)
 
 
 def targets_are(*numbers):
@@ -620,6 +706,8 @@ exercise(
     topic="V-trace: learning from actions of an older policy",
     script="ppo.py",
     blanks=("compute_vtrace",),
+    hides=("compute_returns", "compute_gae"),
+    gives={"compute_vtrace": ("float32 tensor", "float32 tensor")},
     difficulty=3,
     minutes=75,
     task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
@@ -685,6 +773,21 @@ exercise(
             },
             "where truncated must count, and where it must not",
         ),
+        Case(
+            f"{VTRACE_ROWS}; both bounds 1, row 1 terminated. A second environment: rewards 2, 1, 5, values 1, 2, 3, "
+            "next values 2, 3, 6, pi/mu 0.5, 2, 0.5; row 1 was truncated",
+            vtrace_of_two,
+            # the second: deltas 2, 0.5, 5, rho = c = 0.5, 1, 0.5: corrections 0.5 x 5 = 2.5; 1 x 0.5; 0.5 x 2 + 0.5 x
+            # 0.5 x 0.5 = 1.125. Next targets 2.5, 3, 6: advantages 0.5 x (2 + 1.25 - 1), 1 + 1.5 - 2, 0.5 x (5 + 3 - 3)
+            [[[0.75, 1.125], [-0.5, 0.5], [4.0, 2.5]], [[2.75, 2.125], [3.5, 2.5], [10.0, 5.5]]],
+            {
+                "letting what ends in one environment end in all": lambda pair: close(  # -1; 0.5 x 2 - 0.25
+                    pair[1], [[2.75, 1.75], [3.5, 1.0], [10.0, 5.5]]
+                ),
+                "mixing the environments: each has corrections of its own": lambda pair: all_alike(pair[0]),
+            },
+            "what the second index of a tensor (T, N) stands for",
+        ),
     ],
     probe=later_values(estimator="vtrace"),
     learn=Learn(CARTPOLE | {"estimator": "vtrace"}, 200.0),
@@ -695,20 +798,15 @@ exercise(
 CURIOUS = TINY | {"intrinsic_gamma": 0.5, "gamma": 0.5, "total_timesteps": 8000}
 
 
-def with_constant_novelty(m, train, **settings):
-    """A run in which all that is seen is equally new: its novelty is 1."""
+def constant_novelty(m):
+    """Change a script so that all that is seen is equally new: its novelty is 1."""
     import torch
 
-    original = m.RND.novelty
     m.RND.novelty = lambda self, obs: torch.ones(obs.shape[:2])
-    try:
-        return train(**CURIOUS | settings)
-    finally:
-        m.RND.novelty = original
 
 
 def probe_intrinsic_gae(m, train):
-    trained = with_constant_novelty(m, train, env_id="Classroom/Later-v0", normalize_intrinsic=False)
+    trained = train(constant_novelty, env_id="Classroom/Later-v0", **CURIOUS, normalize_intrinsic=False)
     values = trained.agent.intrinsic_value(tensor([[0.0], [1.0]])).tolist()
     if not close(values, [2.0, 2.0], 0.15):
         return (
@@ -727,9 +825,10 @@ def intrinsic_gae_of(values, reset_row=None, envs=1):
 
         rewards = column([2.0, 1.0, 9.0, 3.0, 2.0] if len(values) == 6 else [2.0, 1.0, 3.0, 2.0])
         reset_rows = torch.cat([flags([reset_row], len(rewards))] + [flags([], len(rewards))] * (envs - 1), 1)
-        copies = [torch.cat([x] * envs, 1) for x in (rewards, column(values))]
+        copies = {"rewards": torch.cat([rewards] * envs, 1), "values": torch.cat([column(values)] * envs, 1)}
         rows = [t for t in range(len(rewards)) if t != reset_row]
-        return [x[rows] for x in m.compute_intrinsic_gae(*copies, reset_rows, 0.5, 0.8)]
+        results = m.compute_intrinsic_gae(**copies, reset_rows=reset_rows, gamma=0.5, gae_lambda=0.8)
+        return [x[rows] for x in results]
 
     return call
 
@@ -740,6 +839,7 @@ exercise(
     topic="returns of curiosity, which go on into the next episode",
     script="ppo_rnd.py",
     blanks=("compute_intrinsic_gae",),
+    gives={"compute_intrinsic_gae": ("float32 tensor", "float32 tensor")},
     difficulty=2,
     minutes=45,
     task="write GAE for intrinsic rewards: an episode's end is no end for them. rewards and reset_rows are (T, N), "
@@ -801,7 +901,7 @@ exercise(
 
 def probe_scale(m, train):
     # Episodes of Endless have five steps: of 32 rows 27 are played. G = 1, 1.5, 1.75, … in each environment.
-    trained = with_constant_novelty(m, train, env_id="Classroom/Endless-v0", total_timesteps=8 * 27)
+    trained = train(constant_novelty, env_id="Classroom/Endless-v0", **CURIOUS | {"total_timesteps": 8 * 27})
     due = 1 / np.std([2 - 0.5**t for t in range(27)])
     if abs(trained.metrics[0]["intrinsic_reward"] - due) > 0.02:
         return (
@@ -820,7 +920,7 @@ def scaled(*rollouts, reset_row=None):
             reset_rows = np.zeros((len(rollout), len(rollout[0])), bool)
             if reset_row is not None:
                 reset_rows[reset_row] = True
-            result = rnd.scale(tensor(rollout), reset_rows, 0.5)
+            result = rnd.scale(novelty=tensor(rollout), reset_rows=reset_rows, gamma=0.5)
         return result[[t for t in range(len(result)) if t != reset_row]]
 
     return call
@@ -837,6 +937,7 @@ exercise(
     topic="the scale of curiosity",
     script="ppo_rnd.py",
     blanks=("RND.scale",),
+    gives={"RND.scale": "float32 tensor"},
     difficulty=2,
     minutes=45,
     task="divide novelty, a tensor (T, N), by the standard deviation of its discounted sum G_t = novelty_t + gamma "
@@ -914,13 +1015,13 @@ def masked(m, rows=1, mask=DOORS):
     """MaskedCategorical of logits 0, log 3, 5, so many times."""
     import torch
 
-    return m.MaskedCategorical(tensor([[0.0, math.log(3.0), 5.0]] * rows), torch.tensor(mask * rows))
+    return m.MaskedCategorical(logits=tensor([[0.0, math.log(3.0), 5.0]] * rows), mask=torch.tensor(mask * rows))
 
 
 def masked_probabilities(m):
     import torch
 
-    return masked(m, 3).log_prob(torch.arange(3)).exp()
+    return masked(m, 3).log_prob(actions=torch.arange(3)).exp()
 
 
 def masked_gradient(m):
@@ -928,7 +1029,8 @@ def masked_gradient(m):
     import torch
 
     logits = tensor([[0.0, math.log(3.0), 5.0]]).requires_grad_()
-    m.MaskedCategorical(logits, torch.tensor(DOORS)).log_prob(torch.tensor([1])).sum().backward()
+    pi = m.MaskedCategorical(logits=logits, mask=torch.tensor(DOORS))
+    pi.log_prob(actions=torch.tensor([1])).sum().backward()
     return logits.grad[0]
 
 
@@ -936,8 +1038,9 @@ def two_factors(m):
     """(log-probability of the actions 1 and 0, entropy) of two factors with logits 0, log 3 and 0, 0."""
     import torch
 
-    pi = m.MaskedCategorical(tensor([[0.0, math.log(3.0), 0.0, 0.0]]), torch.ones(1, 4, dtype=torch.bool), [2, 2])
-    return pi.log_prob(torch.tensor([[1, 0]])), pi.entropy()
+    logits, mask = tensor([[0.0, math.log(3.0), 0.0, 0.0]]), torch.ones(1, 4, dtype=torch.bool)
+    pi = m.MaskedCategorical(logits=logits, mask=mask, sizes=[2, 2])
+    return pi.log_prob(actions=torch.tensor([[1, 0]])), pi.entropy()
 
 
 def is_refused(m):
@@ -965,6 +1068,7 @@ exercise(
     topic="a categorical distribution that knows which actions are valid",
     script="ppo_masked.py",
     blanks=("MaskedCategorical.__init__", "MaskedCategorical.log_prob", "MaskedCategorical.entropy"),
+    gives={"MaskedCategorical.log_prob": "float32 tensor", "MaskedCategorical.entropy": "float32 tensor"},
     difficulty=3,
     minutes=60,
     task="write the distribution. __init__ sets self.single (whether there is one factor, because no `sizes` were "
@@ -1043,6 +1147,13 @@ def learnt_q(train, env, steps, obs, **settings):
     return agent(tensor(obs)).tolist()
 
 
+def transitions(obs, rewards, terminated, truncated, reset_rows):
+    """What `add` of a buffer is called with: action 1 of each environment has led from obs to obs + 0.5."""
+    masks = {"terminated": terminated, "truncated": truncated, "reset_rows": reset_rows}
+    actions = np.ones((len(obs), 1), np.int64)
+    return {"obs": obs, "actions": actions, "rewards": rewards, "next_obs": obs + 0.5} | masks
+
+
 def ring(capacity, steps, reset_rows=None, truncated=None, terminated=None):
     """(slots of the last step, size, obs, next obs, terminated) of a buffer after steps of n environments each.
 
@@ -1054,7 +1165,7 @@ def ring(capacity, steps, reset_rows=None, truncated=None, terminated=None):
         for n in steps:
             obs = np.arange(number, number + n, dtype=np.float32)[:, None]
             masks = [np.array([False] * n if x is None else x) for x in (terminated, truncated, reset_rows)]
-            slots = buffer.add(obs, np.ones((n, 1), np.int64), obs[:, 0] * 10, *masks, obs + 0.5)
+            slots = buffer.add(**transitions(obs, obs[:, 0] * 10, *masks))
             number += n
         return slots, buffer.size, buffer.obs[:, 0], buffer.next_obs[:, 0], buffer.terminated.astype(float)
 
@@ -1070,9 +1181,9 @@ def replay_shares(m):
     """How often each of two transitions is drawn, in a buffer for five, of 4,000 times."""
     buffer = m.ReplayBuffer(5, spaces.Box(-1, 1, (1,)), spaces.Discrete(2))
     no, obs = np.zeros(2, bool), np.array([[1.0], [2.0]], np.float32)
-    buffer.add(obs, np.ones((2, 1), np.int64), obs[:, 0], no, no, no, obs)
+    buffer.add(**transitions(obs, obs[:, 0], no, no, no))
     rng = np.random.default_rng(0)
-    drawn = np.concatenate([buffer.sample(2, rng).obs.numpy()[:, 0] for _ in range(2000)])
+    drawn = np.concatenate([buffer.sample(batch_size=2, rng=rng).obs.numpy()[:, 0] for _ in range(2000)])
     return [(drawn == x).mean() for x in (0, 1, 2)], any(len(set(part)) == 1 for part in drawn.reshape(-1, 2).tolist())
 
 
@@ -1080,9 +1191,9 @@ def asks_too_much(m):
     """Whether drawing three of two stored transitions raises a ValueError."""
     buffer = m.ReplayBuffer(5, spaces.Box(-1, 1, (1,)), spaces.Discrete(2))
     no, obs = np.zeros(2, bool), np.ones((2, 1), np.float32)
-    buffer.add(obs, np.ones((2, 1), np.int64), obs[:, 0], no, no, no, obs)
+    buffer.add(**transitions(obs, obs[:, 0], no, no, no))
     try:
-        buffer.sample(3, np.random.default_rng(0))
+        buffer.sample(batch_size=3, rng=np.random.default_rng(0))
     except ValueError:
         return True
     return False
@@ -1180,8 +1291,9 @@ def dqn_targets(online=False):
         import torch
 
         target_q, online_q = tensor([[1.0, 4.0], [6.0, 2.0], [8.0, 9.0]]), tensor([[2.0, 1.0], [3.0, 5.0], [0.0, 1.0]])
-        step = tensor([1.0, 2.0, 3.0]), torch.tensor([False, False, True]), tensor([0.5, 0.25, 0.5])
-        return m.td_targets(*step, target_q, *([online_q] if online else []))
+        step = {"rewards": tensor([1.0, 2.0, 3.0]), "terminated": torch.tensor([False, False, True])}
+        networks = {"target_q": target_q} | ({"online_q": online_q} if online else {})
+        return m.td_targets(**step, gamma=tensor([0.5, 0.25, 0.5]), **networks)
 
     return call
 
@@ -1223,6 +1335,7 @@ exercise(
     topic="the target of DQN",
     script="dqn.py",
     blanks=("td_targets",),
+    gives={"td_targets": "float32 tensor"},
     difficulty=1,
     minutes=30,
     task="write y = r + gamma max_a Q'(s', a), for all rows at once. `rewards`, `terminated` (booleans) and "
@@ -1238,6 +1351,7 @@ exercise(
     topic="the target of double DQN",
     script="dqn.py",
     blanks=("td_targets",),
+    gives={"td_targets": "float32 tensor"},
     difficulty=2,
     minutes=30,
     task="write the target of DQN and, where online_q is given, that of double DQN: one network chooses the action, "
@@ -1290,7 +1404,8 @@ def probe_td3(m, train):
 
 
 def smoothed_actions(m):
-    return m.smoothed(tensor([[0.9], [0.0], [-0.9]]), tensor([[0.3], [0.8], [-0.05]]), 0.5)
+    actions, noise = tensor([[0.9], [0.0], [-0.9]]), tensor([[0.3], [0.8], [-0.05]])
+    return m.smoothed(actions=actions, noise=noise, clip=0.5)
 
 
 def td3_targets(*values):
@@ -1299,7 +1414,8 @@ def td3_targets(*values):
     def call(m):
         import torch
 
-        return m.critic_targets(tensor([1.0, 2.0, 3.0]), tensor(values), torch.tensor([False, False, True]), 0.5)
+        step = {"rewards": tensor([1.0, 2.0, 3.0]), "terminated": torch.tensor([False, False, True])}
+        return m.critic_targets(**step, next_values=tensor(values), gamma=0.5)
 
     return call
 
@@ -1309,6 +1425,7 @@ exercise(
     topic="the target of TD3: two critics, smoothed",
     script="ddpg_td3.py",
     blanks=("smoothed", "critic_targets"),
+    gives={"smoothed": "float32 tensor", "critic_targets": "float32 tensor"},
     difficulty=2,
     minutes=30,
     task="write two of TD3's tricks: the noise on the target's action, and the target from the values (K, B) of K "
@@ -1369,7 +1486,7 @@ def moved(*arguments):
     def call(m):
         target, source = two_networks()
         for tau in arguments:
-            m.polyak(target, source, tau)
+            m.polyak(target=target, source=source, tau=tau)
         return target.weight.data[0], source.weight.data[0]
 
     return call
@@ -1378,7 +1495,7 @@ def moved(*arguments):
 def shares_memory(m):
     """Whether the target follows its source although nobody moves it any more."""
     target, source = two_networks()
-    m.polyak(target, source, 1.0)
+    m.polyak(target=target, source=source, tau=1.0)
     source.weight.data += 5
     return target.weight.data[0]
 
@@ -1406,8 +1523,9 @@ exercise(
     difficulty=1,
     minutes=10,
     task="move the target towards the source. Both are networks of the same shape: zip(target.parameters(), "
-    "source.parameters()) gives the pairs. The numbers have to change in place, and nothing is returned. p.lerp_(…), "
-    "p.mul_(…).add_(…) and p.copy_(…) work in place; p = … gives the name to another tensor.",
+    "source.parameters()) gives the pairs. The target's numbers have to change in place, and nothing is returned: "
+    "methods of a tensor whose names end in _ work in place, p = … only gives the name to another tensor. The line "
+    "above the def sees to it that no gradients are recorded.",
     cases=[
         Case(
             "target 0, 10, source 1, 20, tau 0.1: (target, source) afterwards",
@@ -1458,6 +1576,7 @@ exercise(
     topic="evolution strategies: candidates and their gradient",
     script="es.py",
     blanks=("make_candidates", "es_gradient"),
+    gives={"make_candidates": "array", "es_gradient": "array"},
     difficulty=2,
     minutes=40,
     task="write what turns noise into candidates, and fitnesses into a gradient. Candidates come in pairs: theta + "
@@ -1466,7 +1585,7 @@ exercise(
     cases=[
         Case(
             "candidates: theta (1, 2), noise (1, 0) and (0, 3), sigma 0.5",
-            lambda m: m.make_candidates(np.array([1.0, 2.0], np.float32), ES_NOISE, 0.5),
+            lambda m: m.make_candidates(theta=np.array([1.0, 2.0], np.float32), noise=ES_NOISE, sigma=0.5),
             [[1.5, 2.0], [0.5, 2.0], [1.0, 3.5], [1.0, 0.5]],
             {
                 "putting all candidates with +eps first: the two of a pair belong side by side": [
@@ -1483,7 +1602,7 @@ exercise(
         ),
         Case(
             "gradient: fitnesses 3, 1, 2, 6, noise (1, 0) and (0, 3), sigma 0.2",
-            lambda m: m.es_gradient(np.array([3.0, 1.0, 2.0, 6.0]), ES_NOISE, 0.2),
+            lambda m: m.es_gradient(fitnesses=np.array([3.0, 1.0, 2.0, 6.0]), noise=ES_NOISE, sigma=0.2),
             [2.5, -15.0],  # ((3 - 1) x (1, 0) + (2 - 6) x (0, 3)) / (4 x 0.2)
             {
                 "dividing by the number of pairs: N counts the candidates": [5.0, -30.0],
@@ -1503,12 +1622,12 @@ exercise(
 
 
 def ranks_of(*returns):
-    return lambda m: m.centered_ranks(np.array(returns))
+    return lambda m: m.centered_ranks(returns=np.array(returns))
 
 
 def fitnesses_of(kind, elite=1.0):
     """shape_fitness of the returns 1, 2, 3, 6."""
-    return lambda m: m.shape_fitness(np.array([1.0, 2.0, 3.0, 6.0]), kind, elite)
+    return lambda m: m.shape_fitness(returns=np.array([1.0, 2.0, 3.0, 6.0]), fitness=kind, elite=elite)
 
 
 exercise(
@@ -1516,6 +1635,7 @@ exercise(
     topic="evolution strategies: ranks instead of returns",
     script="es.py",
     blanks=("centered_ranks", "shape_fitness"),
+    gives={"centered_ranks": "array", "shape_fitness": "array"},
     difficulty=2,
     minutes=40,
     task="write the ranks of returns (N,), spread evenly from -1/2 for the lowest to 1/2 for the highest, where equal "
@@ -1605,6 +1725,7 @@ def train_on_password(m, train, **settings):
     rewards = np.array([0.0] * 9 + [1.0], np.float32)
     demo = m.as_demo(np.array(obs), np.array(env.RIGHT)[:, None], rewards, True)
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # the run may be another user's
         args = m.Args(env_id="Classroom/Password-v0", initial_human_demos_dir=folder)
         m.save_demo(Path(folder, "demo.npz"), demo, args, env.observation_space, spaces.Discrete(2))
         return train(env_id="Classroom/Password-v0", initial_human_demos_dir=folder, **PPOD_SMALL | settings)
@@ -1692,7 +1813,7 @@ exercise(
 
 
 def priorities(values, alpha):
-    return lambda m: m.replay_probabilities(values, alpha)
+    return lambda m: m.replay_probabilities(max_values=list(values), alpha=alpha)
 
 
 def probe_priorities(m, train):
@@ -1707,6 +1828,7 @@ exercise(
     topic="PPO+D: which demo to replay",
     script="ppod.py",
     blanks=("replay_probabilities",),
+    gives={"replay_probabilities": "array"},
     difficulty=2,
     minutes=30,
     task="write the probabilities of the value demos, from the highest value that the critic gave each of them. The "
@@ -1771,7 +1893,7 @@ def value_norm(*batches):
 def seen(m, *batches):
     norm = m.ValueNorm(0.8)
     for batch in batches:
-        norm.update(tensor(batch))
+        norm.update(returns=tensor(batch))
     return norm
 
 
@@ -1792,7 +1914,8 @@ exercise(
     minutes=40,
     task="write the moving averages of returns, of their squares, and of 1 (which is how much of the average is not "
     "its start at zero), and with them mean and deviation. The buffers self.mean, self.mean_square and self.weight are "
-    "scalar tensors of float64, to be changed in place; mean_and_std returns two floats.",
+    "scalar tensors of float64, to be changed in place. mean_and_std returns two floats; it is asked before the first "
+    "update as well, when all three are 0: then the mean is 0. The variance is at least 0.01.",
     cases=[
         Case(
             "beta 0.8, after the returns 2 and 4: (mean, deviation)",
@@ -1826,10 +1949,17 @@ exercise(
             "the least variance",
         ),
         Case(
+            "before the first update: (mean, deviation)",
+            value_norm(),
+            [0.0, 0.1],
+            {"dividing 0 by 0": has_nan},
+            "what mean_and_std does when the weight is 0",
+        ),
+        Case(
             "after 2, 4 and 8, 8: 8.350186 normalised, 1 denormalised",
             lambda m: (
-                seen(m, [2.0, 4.0], [8.0, 8.0]).normalize(8.350186),
-                seen(m, [2.0, 4.0], [8.0, 8.0]).denormalize(1.0),
+                seen(m, [2.0, 4.0], [8.0, 8.0]).normalize(returns=8.350186),
+                seen(m, [2.0, 4.0], [8.0, 8.0]).denormalize(values=1.0),
             ),
             [1.0, 8.350186],  # 5.777778 + 2.572408
             {
@@ -1859,7 +1989,7 @@ def chunks(length, parts=2):
     def call(m):
         numbers = (np.arange(4)[:, None] + 10 * np.arange(2))[:, :, None].astype(float)
         fields = {"obs": tensor(numbers), "masks": tensor(np.ones_like(numbers)), "rnn_states": tensor(100 + numbers)}
-        batches = m.recurrent_batches(fields, parts, length, InOrder())
+        batches = m.recurrent_batches(fields=fields, num_mini_batch=parts, length=length, rng=InOrder())
         return [(batch["obs"][:, 0], batch["rnn_states"][:, 0]) for batch in batches]
 
     return call
@@ -1963,7 +2093,7 @@ def windows(starts, rewards, ends=(), position=0, n_step=3):
         for step, stream in ends:
             buffer.dones[step, 0, stream] = True
         buffer.positions[:], buffer.sizes[:] = position, rows
-        return buffer.windows(np.array(starts), np.zeros(len(starts), int))
+        return buffer.windows(t=np.array(starts), e=np.zeros(len(starts), int))
 
     return call
 
@@ -2085,7 +2215,7 @@ def windows_of(*steps):
         for rewards, letters in steps:
             obs = np.array(rewards, np.float32)[:, None]
             flags = [np.array([letter == kind for letter in letters]) for kind in "tcr"]
-            buffer.add(obs, np.ones((N, 1), np.int64), obs[:, 0], *flags, obs + 0.5)
+            buffer.add(**transitions(obs, obs[:, 0], *flags))
         columns = buffer.obs[:, 0], buffer.rewards, buffer.next_obs[:, 0], buffer.terminated, buffer.discounts
         return sorted([float(x) for x in row] for row in list(zip(*columns))[: buffer.size])
 
@@ -2167,8 +2297,8 @@ def projected(*rows):
         import torch
 
         rewards, terminated, gamma, probs = zip(*rows)
-        step = tensor(rewards), torch.tensor(terminated), tensor(gamma)
-        return m.project(*step, tensor(probs), tensor([0.0, 1, 2, 3, 4]))
+        step = {"rewards": tensor(rewards), "terminated": torch.tensor(terminated), "gamma": tensor(gamma)}
+        return m.project(**step, probs=tensor(probs), support=tensor([0.0, 1, 2, 3, 4]))
 
     return call
 
@@ -2180,6 +2310,7 @@ exercise(
     topic="the projection of C51",
     script="rainbow.py",
     blanks=("project",),
+    gives={"project": "float32 tensor"},
     difficulty=3,
     minutes=60,
     task="share out the probabilities of y = r + discount z among the atoms of the support. rewards, terminated "
@@ -2252,7 +2383,7 @@ def tree_of(*priorities):
     def make(m):
         tree = m.SumTree(4, 1.0)
         for written in priorities:
-            tree.write(np.array(list(written)), np.array(list(written.values()), float))
+            tree.write(slots=np.array(list(written)), priorities=np.array(list(written.values()), float))
         return tree
 
     return make
@@ -2268,7 +2399,7 @@ def drawn(part, batch_size, beta):
 
     def call(m):
         middle = SimpleNamespace(random=lambda size=None: 0.5 if size is None else np.full(size, 0.5))
-        return tree_of({0: 2, 1: 4, 2: 8, 3: 2})(m).sample(batch_size, middle, beta)[part]
+        return tree_of({0: 2, 1: 4, 2: 8, 3: 2})(m).sample(batch_size=batch_size, rng=middle, beta=beta)[part]
 
     return call
 
