@@ -2291,13 +2291,13 @@ exercise(
 
 
 def projected(*rows):
-    """project on the support 0, 1, 2, 3, 4 of rows (reward, terminated, gamma, probabilities)."""
+    """project on the support 0, 1, 2, 3, 4 of rows (reward, terminated, discount, probabilities)."""
 
     def call(m):
         import torch
 
-        rewards, terminated, gamma, probs = zip(*rows)
-        step = {"rewards": tensor(rewards), "terminated": torch.tensor(terminated), "gamma": tensor(gamma)}
+        rewards, terminated, discounts, probs = zip(*rows)
+        step = {"rewards": tensor(rewards), "terminated": torch.tensor(terminated), "discounts": tensor(discounts)}
         return m.project(**step, probs=tensor(probs), support=tensor([0.0, 1, 2, 3, 4]))
 
     return call
