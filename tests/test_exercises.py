@@ -415,13 +415,13 @@ def write(self, window, next_obs, terminated):
 NStepBuffer.add, NStepBuffer.write = add, write
 """
 SOUND["project"] = """
-def project(rewards, terminated, gamma, probs, support):
+def project(rewards, terminated, discounts, probs, support):
     low, high = support[0].item(), support[-1].item()
     distance = (high - low) / (len(support) - 1)
     projected = torch.zeros_like(probs)
     for b in range(len(rewards)):
         for p, z in zip(probs[b], support.tolist()):
-            future = 0.0 if terminated[b] else gamma[b].item() * z
+            future = 0.0 if terminated[b] else discounts[b].item() * z
             y = min(max(rewards[b].item() + future, low), high)
             place = (y - low) / distance
             below = min(int(place), len(support) - 2)
@@ -904,7 +904,7 @@ WRONG |= {
         ("forgetting the reward", "rewards[b].item() + future", "future"),
         ("giving all of it to the atom below", "up = place - below", "up = 0.0"),
         ("giving half", "up = place - below", "up = (place - below) and 0.5"),
-        ("forgetting the discount", "gamma[b].item() * z", "z"),
+        ("forgetting the discount", "discounts[b].item() * z", "z"),
         (
             "losing what lies beyond",
             "min(max(rewards[b].item() + future, low), high)",
@@ -912,7 +912,7 @@ WRONG |= {
         ),
         ("going on after", "0.0 if terminated[b] else ", ""),
         ("removing the reward", "rewards[b].item() + future", "rewards[b].item() * (not terminated[b]) + future"),
-        ("taking one discount", "gamma[b]", "gamma[0]"),
+        ("taking one discount", "discounts[b]", "discounts[0]"),
         (
             "keeping only the last",
             "projected[b, below] += p * (1 - up)",
