@@ -51,7 +51,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
+    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -152,7 +152,7 @@ class QNetwork(nn.Module):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
-        return relu_forward_in_numpy(self.head, features).argmax(1)
+        return relu_forward_in_numpy(self.head, features).argmax(1)  # self.head(features), faster if it is small
 
     def explore(self, obs, epsilon, rng):
         """The best actions (B,), but each with probability epsilon replaced by any action at all."""
@@ -314,15 +314,15 @@ def train(args):
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:
+        if args.normalize_obs:  # what is stored stays as it is: the network normalises what it sees
             agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
-        first_step = run.step + 1
+        step_before = run.step
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # N environments have taken up to N steps at once. As many updates fall due as if one had taken them in turn.
-        for step in range(first_step, run.step + 1):
+        # N environments have taken up to N steps at once. Do the updates that fall due in as many steps of only one.
+        for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):
                     batch = buffer.sample(args.batch_size, rng)

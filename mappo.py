@@ -14,7 +14,7 @@ estimate), r^i being its own ratio of new to old policy, and a bonus for entropy
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
 HAPPO updates separate policies one after the other, in random order, each with A times the ratios of those that have
-moved already: A M, M = prod_j r^j, so that every step counts with the team as it is by then (arXiv 2109.11251).
+moved already: A prod_j r^j (its paper's M), so that every step counts with the team as it is by then (2109.11251).
 
     python mappo.py                                                          # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
+    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
 
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of such a function
@@ -553,8 +553,8 @@ class OnPolicyCriticBufferEP(CriticBuffer):
 class OnPolicyCriticBufferFP(CriticBuffer):
     """A state, value and return for each agent: arrays (T + 1, N, n, …).
 
-    Each value foretells what the whole team gets, also after the agent's death: from then on as V(0), the value of a
-    state of zeros. All rows but reset rows count in the value loss, so V(0) learns what on average follows a death.
+    Each value foretells what the whole team gets, also after the agent's death. A dead agent's state is all zeros: its
+    value V(0), the same for all dead, learns from all rows but reset rows what the team gets on average after a death.
     """
 
     def __init__(self, num_steps, num_envs, num_agents, state_size, *more, **options):
@@ -586,7 +586,7 @@ def active_mean(x, active):
 def active_policy_loss(log_ratios, advantages, active, clip_coef):
     """The clipped surrogate, negated, over active rows; all are (B, 1), log_ratios = log pi - log pi_old.
 
-    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ], where HAPPO has A M for A   (arXiv 2103.01955, appendix A)
+    L = E[ min(r A, clip(r, 1 - eps, 1 + eps) A) ]   (arXiv 2103.01955, appendix A). HAPPO's A has its factor in it.
     """
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
@@ -717,7 +717,7 @@ def mappo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run)
 
 def happo_update(team, optimizers, actor_buffers, critic_buffer, args, rng, run):
     """HAPPO: one agent's policy moves after the other's, knowing how the earlier ones have (arXiv 2109.11251)."""
-    factor = np.ones_like(actor_buffers[0].factor)  # M, the product of the ratios of those that have moved
+    factor = np.ones_like(actor_buffers[0].factor)  # the product of the ratios of those that have moved
     for i in rng.permutation(team.num_agents):
         actor = team.actors[i]
         optimizer = optimizers[i]

@@ -10,13 +10,13 @@
 Where rewards are so sparse that chance never finds one, PPO learns nothing. One demonstration is enough to begin with:
 at the end of each episode or replay a slot of the vector environment draws what comes next,
 
-    a replay of a reward demo with probability rho, of value demo i with probability phi max_t V_i(s_t)^alpha / sum,
-    else the environment                                                            (arXiv 2007.03328, section 3)
+    a replay of a reward demo with probability rho, of value demo i with phi v_i^alpha / sum_j v_j^alpha,
+    v_i = max_t V(s_t), else the environment                                        (arXiv 2007.03328, section 3)
 
 A replay streams its stored steps into the rollout; the current critic values them, and their log-probability counts as
 log 1 = 0 (discrete actions), so the clipped objective of PPO imitates what turned out better than expected. The agent's
 own episodes become reward demos if their return is good enough, value demos if the critic thinks highly of some state
-in them; new reward demos shift probability from phi to rho. Everything else is PPO, with a GRU.
+in them; new reward demos shift probability from phi to rho. Everything else is PPO, with or without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
+    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
 
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
@@ -249,7 +249,7 @@ class RecurrentAgent(nn.Module):
         return log_probs.view_as(values), entropies.view_as(values), values, states
 
     def certain_log_prob(self):
-        """log mu, where mu is how probable a demonstrator's action was: he took it with certainty, so log 1 = 0.
+        """log mu, where mu is how probable a replayed action was: PPO+D takes any for certain, so log 1 = 0.
 
         With continuous actions nothing has probability 1: there mu is taken as the density at the mean of a Gaussian
         with our present std. So pi/mu <= 1 at first, as for discrete actions.
@@ -343,7 +343,7 @@ class SequenceBuffer:
     """One rollout of N slots, time-major (T, N, …), real episodes and replays alike; it is cut into chunks for the GRU.
 
         row  observation          reward  terminated  truncated  reset row  replayed
-         0   last of the demo     r       yes         no         no         yes
+         0   last of the demo     r       no          yes        no         yes
          1   its final one        0       no          no         yes        no
          2   s0 of an episode     r0      no          no         no         no
 
@@ -509,8 +509,8 @@ class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
     Reward demos are from outside, or the agent's own best; value demos are those of its other episodes of whose states
-    the critic thinks most highly. While there are any, each new reward demo makes replays of reward demos likelier
-    (rho), of value demos less likely (phi).
+    the critic thinks most highly. While there are value demos, each new reward demo makes replays of reward demos
+    likelier (rho), of value demos less likely (phi).
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -528,7 +528,7 @@ class PPODBuffer:
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
-        self.away = np.zeros(num_envs, bool)  # whether the environment ran on unseen, behind a replay
+        self.away = np.zeros(num_envs, bool)  # whether its environment ran on behind a replay, and needs a reset
         # What each slot's episode had in earlier rollouts: parts (obs, actions, rewards, values), one from each.
         self.episodes = [[] for _ in range(num_envs)]
 
@@ -817,12 +817,12 @@ def train(args):
         for t in range(args.num_steps):
             actions, state = agent.sample(obs, reset_rows, state, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(to_env(actions, agent.action_space))
-            next_obs = demos.draw_next(envs, reset_rows, next_obs, rng)
+            next_obs = demos.draw_next(envs, reset_rows, next_obs, rng)  # slots in a reset row: replay or environment?
             step, demo_ids = demos.show_replays(reset_rows, Step(actions, next_obs, rewards, terminated, truncated))
             buffer.add(t, obs, step, reset_rows, demo_ids)
             ended = step.terminated | step.truncated
-            real = ~reset_rows & (demo_ids == 0)  # replays count as little as reset rows
-            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # advances run.step, but for reset rows
+            real = ~reset_rows & (demo_ids == 0)
+            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # replays count as little as reset rows
             obs = step.next_obs
             reset_rows = ended
 

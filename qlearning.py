@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
+    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
 
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first

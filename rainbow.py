@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. `tuned(env_id=…)` makes Args with the settings that suit an environment."""
+    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -588,13 +588,13 @@ def train(args):
         buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
         if args.normalize_obs:
             agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
-        first_step = run.step + 1
+        step_before = run.step
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # N environments have taken up to N steps at once. As many updates fall due as if one had taken them in turn.
-        for step in range(first_step, run.step + 1):
+        # N environments have taken up to N steps at once. Do the updates that fall due in as many steps of only one.
+        for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)

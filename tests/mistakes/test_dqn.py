@@ -138,12 +138,12 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("train", by_hand.test_periods): {
         "copies wait for updates": "if step % args.target_network_frequency == 0: -> "
         "if step % args.target_network_frequency == 0 and step % args.train_frequency == 0:",
-        "reset rows do it again": "for step in range(first_step, -> for step in range(min(first_step, run.step),",
+        "reset rows do it again": "range(step_before + 1, -> range(min(step_before + 1, run.step),",
         "the step after": "% args.train_frequency == 0 -> % args.train_frequency == 1",
     },
     ("train", by_hand.test_periods_with_several_environments): {
-        "one update for all environments": "for step in range(first_step, -> for step in range(run.step,",
-        "one copy late": "for step in range(first_step, run.step + 1) -> for step in range(first_step - 1, run.step)",
+        "one update for all environments": "for step in range(step_before + 1, -> for step in range(run.step,",
+        "one copy late": "for step in range(step_before + 1, run.step + 1) -> for step in range(step_before, run.step)",
     },
     ("train", loops.test_figures): {
         "exploration of no steps": "max(1, args.exploration_fraction * args.total_timesteps) -> "

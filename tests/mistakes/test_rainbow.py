@@ -255,7 +255,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "nothing is copied": "polyak(target, agent, -> polyak(agent, target,",
         "tau forgotten": "polyak(target, agent, args.tau) -> polyak(target, agent, 1.0)",
         "starts early": "step >= learning_starts and -> ",
-        "one update for all environments": "for step in range(first_step, -> for step in range(run.step,",
+        "one update for all environments": "for step in range(step_before + 1, -> for step in range(run.step,",
         "reset rows stored": "terminated, truncated, reset_rows, next_obs) -> "
         "terminated, truncated, reset_rows & False, next_obs)",
         "obs and next_obs exchanged": "buffer.add(obs, -> buffer.add(next_obs,",
