@@ -150,6 +150,8 @@ def test_actions_as_the_space_says(script):
     policy.action_space = spaces.Box(0, 4, (2,), np.int64)
     actions = policy.to_env(np.array([[0.5, -0.5]]))
     assert actions.tolist() == [[3, 1]] and actions.dtype == np.int64
+    policy.action_space = spaces.Box(-128, 127, (2,), np.int8)  # 127 + 128 is more than an int8 can hold
+    assert policy.to_env(np.array([[0.5, -99.0]])).tolist() == [[58, -128]]  # -0.5 + 127.5 x 0.4621 = 58.4
     policy.action_space = spaces.Box(np.array([0, -np.inf]), np.array([np.inf, 1]), dtype=np.float64)
     close(policy.to_env(np.array([[-2, 3], [5, -6]], np.float32)), [[0, 1], [5, -6]])
 
