@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -20,6 +22,17 @@ def arguments(script, env_id=SPREAD, **more):
     if isinstance(small.get("env_kwargs"), dict):
         small["env_kwargs"] = json.dumps(small["env_kwargs"])
     return script.Args(env_id=f"{ENVS}:{env_id}" if hasattr(team_envs, env_id) else env_id, **small)
+
+
+def all_processes_end(group, seconds=20):
+    """Whether a process group is empty within some seconds: one that has ended is in it until it has been waited for."""
+    for _ in range(seconds * 20):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def stir(team):

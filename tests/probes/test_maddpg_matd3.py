@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.against_loops.test_maddpg_matd3 import rehearse
+from tests.team_tools import all_processes_end
 
 MADDPG = {"algorithm": "maddpg", "twin_q": False, "target_noise": 0.0, "policy_frequency": 1}
 ENVS, GAMES = "tests.probes.maddpg_envs", "tests.probes.team_envs"
@@ -136,5 +137,4 @@ def test_processes_end_without_a_word(script, number, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.splitlines() == [f"stopped; to go on: --resume {tmp_path / 'run'}"]
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    assert all_processes_end(process.pid)
