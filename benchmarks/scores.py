@@ -53,6 +53,14 @@ def score(script, env_id, seed, flags, keep_curve):
         return summary
 
 
+def commit(script):
+    """The commit that last changed a script, with a + if it has been changed since."""
+    git = ["git", "-C", str(ROOT)]
+    last = subprocess.run([*git, "log", "-1", "--format=%h", "--", script], capture_output=True, text=True).stdout
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", script]).returncode
+    return last.strip() + "+" * changed
+
+
 def main():
     """Run, merge, print."""
     parser = argparse.ArgumentParser()
@@ -78,6 +86,7 @@ def main():
                 "jobs_side_by_side": args.jobs,
                 "machine": f"{platform.machine()}, {os.cpu_count()} cores",
                 "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy")},
+                "commit": commit(args.script),
             }
             if "best_return_mean" in summaries[0]:
                 entry["returns of the best weights"] = [summary["best_return_mean"] for summary in summaries]
