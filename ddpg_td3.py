@@ -8,13 +8,13 @@
 """Deterministic policy gradients, DDPG and TD3, all of it, in this one file.
 
 The actor mu picks one action per state, the critic Q says what return to expect of it. Q learns from old transitions
-(s, a, r, s') towards the reward plus its own value of the actor's next action; mu follows the gradient of Q uphill:
+(s, a, r, s') towards the reward plus the discounted value of the actor's next action; mu follows Q's gradient uphill:
 
     y = r + gamma Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]   (arXiv 1509.02971)
 
 where Q' and mu' follow Q and mu slowly. The actor finds every error of Q that looks like a high value. TD3 is DDPG
-plus three tricks against that: noise on mu'(s') smooths Q', of two critics the lower value counts, and the actor moves
-less often than they do.
+plus three tricks against that: noise on mu'(s') smooths Q', of two critics the lower value counts, and the actor and
+all targets move less often than the critics.
 
     python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
     python ddpg_td3.py --algorithm ddpg                     # without the three tricks
@@ -79,8 +79,8 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    algorithm: Literal["td3", "ddpg"] | None = None  # what sets the three tricks of TD3; None: as tuned, else td3
-    target_noise: float = 0.2  # TD3's first trick: deviation of the noise on the target's actions; DDPG: 0
+    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three, TD3's tricks; None: as tuned, else td3
+    target_noise: float = 0.2  # the first trick: deviation of the noise on the target's actions; DDPG: 0, or as tuned
     twin_q: bool = True  # the second: two critics, of whose target values the lower one counts; DDPG: one critic
     policy_frequency: int = 2  # the third: critic updates per update of the actor and of all targets; DDPG: 1
     noise_clip: float = 0.5  # bound of the noise on the target's actions
@@ -96,7 +96,7 @@ class Args:
     gamma: float = 0.99  # discount
     tau: float = 0.005  # how far the targets move towards the networks in one update
     noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: independent, or Ornstein-Uhlenbeck, which lasts
-    exploration_noise: float = 0.1  # deviation of what a step adds to it, in units of half an action's range
+    exploration_noise: float = 0.1  # deviation of what is drawn in each step; 1 is half an action's range
     ou_theta: float = 0.15  # share of Ornstein-Uhlenbeck noise that fades in a step (it grows to 1.9 times the above)
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of each critic's; None: as the actor's
@@ -199,7 +199,8 @@ class ActorCritic(nn.Module):
     def update_statistics(self, obs, rewards, discounted_returns, reset_rows, gamma):
         """Add a step of all environments, each argument (N, …), to the running statistics.
 
-        Returns the discounted returns (N,) of the episodes so far, G_t = r_t + gamma G_{t-1}, from those before it.
+        Returns the sums G_t = r_t + gamma G_{t-1} (N,), of which `discounted_returns` are the last. They discount the
+        past, not the future: only their deviation is wanted, as the scale of returns.
         """
         discounted_returns = rewards + gamma * discounted_returns
         discounted_returns[reset_rows] = 0
@@ -360,14 +361,14 @@ def updates_due(step_before, step, args):
     """
     due = 0
     for taken in range(step_before + 1, step + 1):
-        enough = taken > max(args.learning_starts, args.batch_size)  # no batch before one is stored
+        enough = taken > max(args.learning_starts, args.batch_size)  # the buffer must hold a batch
         if enough and taken % args.train_frequency == 0:
             due += args.gradient_steps
     return due
 
 
 def bellman_targets(agent, batch, args, rng):
-    """What the critics learn, y (B,): the targets' value of what follows, with the first two of TD3's three tricks."""
+    """What the critics learn: y (B,) = r + gamma Q'(s', mu'(s')), with the first two of TD3's three tricks."""
     with torch.no_grad():
         next_actions = agent.target_actor(batch.next_obs)
         if args.target_noise > 0:  # TD3, trick 1: target policy smoothing
@@ -381,18 +382,20 @@ def bellman_targets(agent, batch, args, rng):
 def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
-    check_algorithm(args)
+    check_algorithm(args)  # --algorithm has set target_noise, twin_q and policy_frequency already: see ALGORITHMS
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
     buffer = make_replay_buffer(args, envs, agent)
     actor_optimizer = Adam(agent.actor.parameters(), lr=args.actor_learning_rate)
     critic_optimizer = Adam(agent.critics.parameters(), lr=args.critic_learning_rate)
     parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    run = Run(args, agent, envs, math.ceil(args.total_timesteps / 200), explores=True, **parts)  # judged by evaluations
+    log_every = math.ceil(args.total_timesteps / 200)
+    # explores: evaluations judge it, not training episodes
+    run = Run(args, agent, envs, log_every, explores=True, **parts)
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
-            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
+            envs, obs, rng = run.new_envs()  # new episodes; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
             discounted_returns = np.zeros(args.num_envs)
@@ -408,6 +411,7 @@ def train(args):
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+        # only for --normalize-obs and --normalize-reward; what is stored stays as it is
         discounted_returns = agent.update_statistics(obs, rewards, discounted_returns, reset_rows, args.gamma)
         obs = next_obs
         reset_rows = terminated | truncated
@@ -436,7 +440,7 @@ def train(args):
                 polyak(agent.target_actor, agent.actor, args.tau)
                 polyak(agent.target_critics, agent.critics, args.tau)
                 run.log(actor_loss=actor_loss.detach())
-        run.figures["updates"] = [agent.updates]  # the last number counts, not the mean
+        run.figures["updates"] = [agent.updates]  # run.log would average it over the row
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 

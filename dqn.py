@@ -303,8 +303,8 @@ def train(args):
     learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
-            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
+            envs, obs, rng = run.new_envs()  # new episodes; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         if args.anneal_lr:

@@ -13,7 +13,7 @@ did well:
 
     theta <- theta + alpha / (N sigma) sum_i F_i eps_i,   candidate i: theta + sigma eps_i    (arXiv 1703.03864, alg. 1)
 
-The noise comes in antithetic pairs, eps and -eps, and from seeds, so that processes need not exchange it.
+The noise comes in antithetic pairs, eps and -eps, and from seeds that all processes share (alg. 2): none need send it.
 All candidates act together: one batched matrix product per step, over one environment per candidate.
 
     python es.py                                            # CartPole-v1, a few seconds
@@ -88,7 +88,7 @@ class Args:
     learning_rate: float = 0.05  # alpha
     weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
     ars: bool = False  # augmented random search, with settings of its own, a linear policy among them: see ARS below
-    top_directions: int | None = None  # ARS: the paper's b, of N = population_size / 2; None: all of them
+    top_directions: int | None = None  # ARS: the paper's b, at most population_size / 2; None: all of them
     action_noise: float = 0.0  # Discrete: temperature actions are drawn at; Box: deviation of noise on the outputs
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
     normalize_obs: bool = False  # normalise observations by the mean and deviation of all that candidates have seen
@@ -114,7 +114,7 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 
 
 class Policy(nn.Module):
-    """A deterministic policy: an MLP with tanh, or without hidden layers a linear map.
+    """A deterministic policy: an MLP with tanh, or without hidden layers one linear layer.
 
     All its weights and biases are one vector, theta, of D numbers. Discrete actions are the argmax of the outputs, Box
     actions the outputs squashed into the bounds, if there are any, by tanh. It acts in NumPy: torch spends more on each
@@ -128,7 +128,7 @@ class Policy(nn.Module):
         self.discrete = isinstance(action_space, spaces.Discrete)
         outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
         self.sizes = [inputs, *args.hidden_sizes, outputs]
-        network = mlp(inputs, args.hidden_sizes, outputs, gain=0.0)  # zeros come last: at first the noise alone decides
+        network = mlp(inputs, args.hidden_sizes, outputs, gain=0.0)  # outputs of theta itself are 0: the noise decides
         self.theta = nn.Parameter(nn.utils.parameters_to_vector(network.parameters()).detach(), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
 
@@ -213,21 +213,22 @@ def centered_ranks(returns):
 def shape_fitness(returns, fitness="centered-rank", elite=1.0):
     """Fitnesses (N,) of returns (N,): centred ranks, standardised, or raw.
 
-    With an elite, that of the best candidate outside it is subtracted, and all outside get 0: truncation selection.
+    With an elite, the fitness of the best candidate outside it is subtracted from all, and all outside get 0.
 
-    (The utilities of natural evolution strategies, arXiv 1106.4487, section 3.1, are others: they fall with the
-    logarithm of the rank, and have 1/N subtracted, so that they sum to 0. Here what all have in common cancels anyway,
-    between eps and -eps.)
+    (The utilities of natural evolution strategies, arXiv 1106.4487, section 3.1, are others: the worse half shares
+    one, those of the better half grow with the logarithm of the rank, and all sum to 0. Here what all have in common
+    cancels anyway, between eps and -eps.)
     """
+    fitnesses = returns
     if fitness == "centered-rank":
-        returns = centered_ranks(returns)
+        fitnesses = centered_ranks(returns)
     if fitness == "standardized":
-        returns = (returns - returns.mean()) / returns.std()
+        fitnesses = (returns - returns.mean()) / returns.std()
     num_elite = math.ceil(round(elite * len(returns), 6))  # rounded, for 0.07 * 100 is 7.000000000000001
     if num_elite == len(returns):
-        return returns
-    best_outside = np.sort(returns)[-num_elite - 1]
-    return np.maximum(returns - best_outside, 0)
+        return fitnesses
+    best_outside = np.sort(fitnesses)[-num_elite - 1]
+    return np.maximum(fitnesses - best_outside, 0)
 
 
 def es_gradient(fitnesses, noise, sigma):
@@ -242,7 +243,8 @@ def es_gradient(fitnesses, noise, sigma):
 def ars_gradient(returns, noise, top_directions=None):
     """1/(b sigma_R) sum_k (r_k+ - r_k-) delta_k over the b directions whose better return is best  -> (D,).
 
-    sigma_R is the standard deviation of the 2b returns used (arXiv 1803.07055, algorithm 2). Arguments as es_gradient.
+    sigma_R is the standard deviation of the 2b returns used (arXiv 1803.07055, algorithm 2). Returns (N,) as they are,
+    no fitnesses; noise (N / 2, D) as in es_gradient.
     """
     pairs = returns.reshape(-1, 2)
     top = np.argsort(-pairs.max(1), kind="stable")[:top_directions]
@@ -265,12 +267,12 @@ def move_theta(policy, optimizer, returns, noise, args):
             fitnesses = shape_fitness(returns, args.fitness, args.elite)
             estimate = es_gradient(fitnesses, noise, args.sigma)
         gradient = torch.from_numpy(estimate).float()
-        direction = gradient - args.weight_decay * policy.theta
+        ascent = gradient - args.weight_decay * policy.theta
         if args.optimizer == "adam":
-            policy.theta.grad = -direction  # Adam descends
+            policy.theta.grad = -ascent  # Adam descends
             optimizer.step()
         else:
-            policy.theta += args.learning_rate * direction
+            policy.theta += args.learning_rate * ascent
     return {
         "gradient_norm": gradient.norm(),
         "update_norm": (policy.theta - before).norm(),
@@ -285,12 +287,13 @@ def play_candidates(policy, candidates, slots, seeds, rng, args, run):
     """Play an episode with each of n candidates (n, D), side by side; `run` counts the steps.
 
     Returns (returns (n,), sums for ObservationStats (n, 3, inputs)). `slots` are the environments of this process, one
-    for each of its candidates, whose numbers in the population they know. A candidate that has finished is not counted
-    any more, whatever its slot does until the last one has finished. `seeds` say from which states episodes begin,
-    `rng` draws the action noise.
+    for each candidate: `slots.candidates` are the places of the n in the population, `slots.pairs` those of their
+    pairs. A candidate that has finished is not counted any more, whatever its slot does until the last one has
+    finished. `seeds`, one for each pair of the population, say from which states episodes begin, `rng` draws the
+    action noise.
     """
     layers = policy.layers(candidates)
-    obs = slots.begin_episode(seeds)
+    obs = slots.begin_episode(seeds)  # the two of a pair begin alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     seen = np.zeros((len(candidates), 3, policy.sizes[0]))
@@ -300,7 +303,8 @@ def play_candidates(policy, candidates, slots, seeds, rng, args, run):
             seen[playing] += sums_of(obs[playing])
         outputs = forward(layers, policy.features(obs))
         if args.action_noise > 0:
-            outputs = outputs + draw_action_noise(policy, rng, args)[slots.candidates]
+            action_noise = draw_action_noise(policy, rng, args)  # for all N: every process draws the same
+            outputs = outputs + action_noise[slots.candidates]
         obs, rewards, terminated, truncated, _ = slots.envs.step(policy.to_env(outputs))
         run.step += int(playing.sum())
         run.check_finite(observation=obs, reward=rewards)
@@ -328,14 +332,14 @@ def play_generation(policy, noise, episode_seeds, slots, args, run):
     """
     first_step = run.step
     candidates = make_candidates(policy.theta.numpy(), noise[slots.pairs], args.sigma)
-    returns = 0.0
-    seen = 0.0
+    returns = np.zeros(len(candidates))
+    seen = 0.0  # kept apart for each candidate: the sum is then the same for any number of processes
     for episode, seeds in enumerate(episode_seeds):
         rng = np.random.default_rng([args.seed, run.generation(), episode])
         episode_returns, episode_seen = play_candidates(policy, candidates, slots, seeds, rng, args, run)
         returns = returns + episode_returns / len(episode_seeds)
         seen = seen + episode_seen
-    # A part from each process, in the order of their candidates.
+    # play_candidates has counted the steps of this process. A part from each process, in the order of candidates:
     parts = exchange({"returns": returns, "seen": seen, "steps": run.step - first_step})
     run.step = first_step + sum(part["steps"] for part in parts)  # those of all processes
     all_returns = np.concatenate([part["returns"] for part in parts])
@@ -361,10 +365,10 @@ def train(args):
     run = make_run(args, policy, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
-            envs, _, _ = run.new_envs()  # at first those made above, later new ones
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
+            envs, _, _ = run.new_envs()  # new episodes; theta stays
             slots = Slots(envs, args)
-        noise_seeds, episode_seeds = draw_seeds(args, run.generation())
+        noise_seeds, episode_seeds = draw_seeds(args, run.generation())  # generations played: len(run.episodes) / N
 
         noise = draw_noise(noise_seeds, len(policy.theta))
         returns, seen = play_generation(policy, noise, episode_seeds, slots, args, run)
@@ -372,7 +376,7 @@ def train(args):
         if policy.obs_stats is not None:  # only now: all candidates of a generation see by the same numbers
             policy.obs_stats.add(seen)
 
-        run.episodes += [(run.step, value) for value in returns.tolist()]  # N more: they count the generations
+        run.episodes += [(run.step, value) for value in returns.tolist()]  # N more: one generation more
         run.log(generation=run.generation(), population_mean=returns.mean())
         run.log(return_std=returns.std(), return_max=returns.max(), **figures)
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint

@@ -611,7 +611,7 @@ def updates_due(step_before, step, args):
     """
     due = 0
     for taken in range(step_before + 1, step + 1):
-        enough = taken > max(args.learning_starts, args.batch_size)  # no batch before one is stored
+        enough = taken > max(args.learning_starts, args.batch_size)  # the buffer must hold a batch
         if enough and taken % args.train_frequency == 0:
             due += args.gradient_steps
     return due
@@ -631,8 +631,8 @@ def train(args):
     run = Run(args, agents, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True, **parts)
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
-            envs, rows, rng = run.new_envs()  # at first those made above, later new ones
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
+            envs, rows, rng = run.new_envs()  # new episodes; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.cut()  # no n-step window reaches from old episodes into new ones
         if args.anneal_lr:

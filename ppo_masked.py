@@ -11,7 +11,7 @@ In many tasks most actions make no sense most of the time, and the environment k
 valid action. Learning that from penalties is slow, and hopeless where hundreds of actions are invalid. Instead, the
 logits l of invalid actions are replaced by minus infinity before the softmax,
 
-    pi(a|s) = m_a exp(l_a) / sum_b m_b exp(l_b)     (arXiv 2006.14171, section 3)
+    pi(a|s) = m_a exp(l_a) / sum_b m_b exp(l_b)     (after arXiv 2006.14171, section 3)
 
 both when acting and when learning. Then this is a policy like any other, the policy gradient theorem holds, and the
 logits of invalid actions get no gradient. All else is ppo.py: `diff ppo.py ppo_masked.py` shows what masks change.
@@ -78,8 +78,8 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    no_mask: bool = False  # ablation: no masks at all, learn from penalties only
-    naive_mask: bool = False  # ablation: masks when acting, none when learning
+    no_mask: bool = False  # ablation: all actions are called valid; only penalties tell
+    naive_mask: bool = False  # ablation: pi_old, which plays, has masks; pi, which learns, none
     estimator: Annotated[  # of advantages; vanilla: discounted return minus value. --buffer is an older name
         Literal["gae", "vtrace", "vanilla"], tyro.conf.arg(aliases=["--buffer"])
     ] = "gae"
@@ -129,7 +129,7 @@ class MaskedCategorical:
         if mask is None:
             mask = torch.ones_like(logits, dtype=torch.bool)
         mask = torch.as_tensor(mask, device=logits.device)
-        if not torch.compiler.is_compiling():  # what comes from the buffer has been checked there
+        if not torch.compiler.is_compiling():  # compiled code cannot raise; masks were checked when acting
             check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), sizes)
         mask = mask.bool()
         logits = torch.where(mask, logits, -torch.inf)
@@ -259,7 +259,7 @@ class MaskedAgent(nn.Module):
         return np.array(categories).T
 
     def split(self, obs_and_masks):
-        """Rows of MaskedEnvs -> (observations as the buffers take them, masks as booleans)."""
+        """Rows of MaskedEnvs, entry | … | masks -> (observations as the buffers take them, masks as booleans)."""
         choices = sum(self.sizes)
         masks = obs_and_masks[:, -choices:].astype(bool)
         obs = {}
@@ -360,7 +360,7 @@ class MaskableRolloutBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between.
+    whether or not an episode ended in between; the value of s2 counts if row 1 was truncated.
 
     The mask of a reset row counts for nothing: MaskedEnvs and `add` call all valid there.
     """
@@ -468,7 +468,8 @@ class MaskableRolloutBuffer:
     def get(self, batch_size=None, rng=None):
         """Yield samples of `batch_size` rows (None: of all), in random order; the last ones may have fewer rows.
 
-        The order is drawn with the NumPy generator `rng`, or else with one of the buffer's own.
+        The order is drawn with the NumPy generator `rng`, or else with one of the buffer's own. `train` takes
+        `minibatches`; this is for loops of your own.
         """
         order = (rng or self.rng).permutation(np.argwhere(~self.reset_rows))
         size = batch_size or max(1, len(order))
@@ -554,7 +555,7 @@ def approximate_kl(log_ratios):
 
 def masked_ppo_loss(agent, batch, args):
     """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
-    # The masks under which the actions were chosen: without them pi/pi_old is not 1 even before the first step.
+    # The masks of pi_old: without them (--naive-mask) pi/pi_old is not 1 even before the first step.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob
@@ -582,7 +583,7 @@ def masked_ppo_loss(agent, batch, args):
 def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, args.num_envs)  # their observations hold the masks
     check_rollout(args, envs)
     agent = make_agent(args, envs)
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
@@ -591,8 +592,8 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
-            envs, obs_and_masks, rng = run.new_envs()  # at first those made above, later new ones
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
+            envs, obs_and_masks, rng = run.new_envs()  # new episodes; the networks stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = make_masked_buffer(args, agent)
         if args.anneal_lr:
@@ -619,7 +620,7 @@ def train(args):
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
 
         for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # the policy is no longer mu: correct for it
+            if args.estimator == "vtrace" and epoch > 0:  # the policy is no longer mu; ratios begin at 1
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, mu_log_probs, args)
             for batch in buffer.minibatches(args.num_minibatches, rng):

@@ -255,7 +255,7 @@ def train(args):
     run = Run(args, agent, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True)
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
             envs, _, generator = run.new_envs()
             env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
             rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator

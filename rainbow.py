@@ -96,8 +96,8 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards
     distributional: bool = True  # C51: learn the distribution of the return, on --num-atoms returns
     num_atoms: int = 51  # distributional: returns that get a probability each, at equal distances
-    v_min: float = -100.0  # distributional: lowest return; rewards of at least r give min(r, 0) / (1 - gamma) or more
-    v_max: float = 100.0  # distributional: highest return; rewards of at most r give max(r, 0) / (1 - gamma) or less
+    v_min: float = -100.0  # distributional: lowest return; if no reward is below r, min(r, 0) / (1 - gamma) will do
+    v_max: float = 100.0  # distributional: highest return; if none is above r, max(r, 0) / (1 - gamma) will do
     noisy: bool = True  # explore by noise in the weights; without, by random actions (start_e, end_e)
     sigma: float = 0.5  # noisy: deviation of the noise at the start, before division by the root of a layer's inputs
     # algorithm
@@ -209,16 +209,16 @@ class RainbowNetwork(nn.Module):
         self.image = is_image(observation_space)
         if self.image:
             self.body = Convolutions(observation_space.shape)
-            features = self.body.outputs
+            num_features = self.body.outputs
             stream_sizes = (512,)
         else:
             body_sizes = args.hidden_sizes[:-1]
             self.body = nn.Sequential(*hidden_layers(inputs, body_sizes, nn.Linear))
-            features = body_sizes[-1] if body_sizes else inputs
+            num_features = body_sizes[-1] if body_sizes else inputs
             stream_sizes = args.hidden_sizes[-1:]
         # Without --dueling, what is called the advantage is Q itself.
-        self.advantage = stream(features, stream_sizes, self.num_actions * self.num_atoms, linear)
-        self.value = stream(features, stream_sizes, self.num_atoms, linear) if args.dueling else None
+        self.advantage = stream(num_features, stream_sizes, self.num_actions * self.num_atoms, linear)
+        self.value = stream(num_features, stream_sizes, self.num_atoms, linear) if args.dueling else None
         self.register_buffer("support", torch.linspace(args.v_min, args.v_max, self.num_atoms), persistent=False)
         self.to(device)
         # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
@@ -234,11 +234,11 @@ class RainbowNetwork(nn.Module):
     def outputs(self, obs):
         """The outputs (B, actions, atoms) for a tensor of observations (B, …)."""
         features = self.features(obs)
-        outputs = self.advantage(features).view(-1, self.num_actions, self.num_atoms)
-        if self.value is not None:
-            value = self.value(features).view(-1, 1, self.num_atoms)
-            outputs = dueling_values(value, outputs)
-        return outputs
+        advantages = self.advantage(features).view(-1, self.num_actions, self.num_atoms)
+        if self.value is None:
+            return advantages
+        value = self.value(features).view(-1, 1, self.num_atoms)
+        return dueling_values(value, advantages)
 
     def log_probs(self, obs):
         """Log-probabilities (B, actions, atoms) of the returns in `support`: what --distributional learns."""
@@ -308,6 +308,7 @@ class NStepBuffer:
     If step 3 terminated, nothing follows on s4. If it was truncated, s4 stands for what was cut off. After either, the
     environment's next step only resets it (next-step autoreset) and its action is ignored: a reset row, which is no
     step and opens no window. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
+    FrameStackBuffer, in the helpers, has `add` and `observations` of its own.
     """
 
     arrays = NStepTransitions._fields  # those that have a row for each slot
@@ -535,10 +536,10 @@ def distributional_losses(agent, target, batch, args):
     with torch.no_grad():
         next_probs = target.log_probs(batch.next_obs).exp()
         next_q = agent(batch.next_obs) if args.double else (next_probs * support).sum(2)
-        next_probs = next_probs[rows, next_q.argmax(1)]  # of the best action
-        targets = project(batch.rewards, batch.terminated, batch.discounts, next_probs, support)
+        best_probs = next_probs[rows, next_q.argmax(1)]  # of the best action a*, (B, atoms)
+        targets = project(batch.rewards, batch.terminated, batch.discounts, best_probs, support)
         # The mean of the targets before they are cut off at the support: warn_of_support compares it with the limits.
-        means = batch.rewards + batch.discounts * ~batch.terminated * (next_probs * support).sum(1)
+        means = batch.rewards + batch.discounts * ~batch.terminated * (best_probs * support).sum(1)
     log_probs = agent.log_probs(batch.obs)[rows, batch.actions[:, 0]]
     losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # sum of m log(m / p)
     q = (log_probs.detach().exp() * support).sum(1)
@@ -559,21 +560,21 @@ def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
     envs = make_envs(args, args.num_envs)
-    agent = make_agent(args, envs)
+    agent = make_agent(args, envs)  # a RainbowNetwork
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps)
-    buffer = make_n_step_buffer(args, envs, agent)
+    buffer = make_n_step_buffer(args, envs, agent)  # without --multi-step n is 1, without --prioritized alpha None
     log_every = math.ceil(args.total_timesteps / 200)
     # explores: evaluations judge it, not training episodes
     run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)  # or later: steps in open windows are not stored yet
+    learning_starts = max(args.learning_starts, args.batch_size)  # or later: open windows are not stored yet
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.restarts:  # at first, and after each checkpoint: resuming from it is then the same as going on
-            envs, obs, rng = run.new_envs()  # at first those made above, later new ones
+        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
+            envs, obs, rng = run.new_envs()  # new episodes; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.begin_episodes()
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
@@ -598,7 +599,7 @@ def train(args):
             if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # for prediction and choice of a* alike; arXiv 1706.10295 draws two
+                    agent.draw_noise(rng)  # anew for each update: for Q(s, a) and a* alike; arXiv 1706.10295 draws two
                     target.draw_noise(rng)
                     losses, errors, figures = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()

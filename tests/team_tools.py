@@ -25,7 +25,7 @@ def arguments(script, env_id=SPREAD, **more):
 
 
 def all_processes_end(group, seconds=20):
-    """Whether a process group is empty within some seconds: one that has ended is in it until it has been waited for."""
+    """Whether a process group is empty within some seconds: what has ended is in it until it has been waited for."""
     for _ in range(seconds * 20):
         try:
             os.killpg(group, 0)

@@ -53,7 +53,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "eight of 0.07 x 100": "round(elite * len(returns), 6) -> elite * len(returns)",
         "rounded down": "math.ceil -> math.floor",
         "counted from the worst of the elite": "[-num_elite - 1] -> [-num_elite]",
-        "away from the best": "np.maximum(returns - best_outside, 0) -> np.where(returns > best_outside, returns, 0)",
+        "away from the best": "np.maximum(fitnesses - best_outside, 0) -> "
+        "np.where(fitnesses > best_outside, fitnesses, 0)",
     },
     ("ars_gradient", by_hand.test_ars): {
         "top directions by their mean": "pairs.max(1) -> pairs.mean(1)",
@@ -70,8 +71,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("move_theta", by_hand.test_weight_decay_and_adam): {
         "decay grows": "gradient - args.weight_decay -> gradient + args.weight_decay",
         "decay times the length": "* policy.theta\n -> * policy.theta.norm()\n",
-        "Adam ascends": "= -direction -> = direction",
-        "without the learning rate": "args.learning_rate * direction -> direction",
+        "Adam ascends": "= -ascent -> = ascent",
+        "without the learning rate": "args.learning_rate * ascent -> ascent",
     },
     ("Policy.layers", FORWARD): {
         "inputs and outputs exchanged": "outputs, inputs), biases -> inputs, outputs).swapaxes(-1, -2), biases",

@@ -65,8 +65,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "distribution of the action taken": "next_probs[rows, next_q.argmax(1)] -> "
         "next_probs[rows, batch.actions[:, 0]]",
         "online network as target": "next_probs = target. -> next_probs = agent.",
-        "not projected": "batch.rewards, batch.terminated, batch.discounts, next_probs -> "
-        "0 * batch.rewards, batch.terminated, 1 + 0 * batch.discounts, next_probs",
+        "not projected": "batch.rewards, batch.terminated, batch.discounts, best_probs -> "
+        "0 * batch.rewards, batch.terminated, 1 + 0 * batch.discounts, best_probs",
     },
     ("distributional_losses", LOSSES[True, True]): {
         "first action": "log_probs(batch.obs)[rows, batch.actions[:, 0]] -> log_probs(batch.obs)[rows, 0]",
@@ -75,7 +75,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "the target network chooses": "next_q = agent( -> next_q = target(",
         "errors with a gradient": "return losses, losses.detach(), -> return losses, losses,",
         "Q of the target": "log_probs.detach().exp() * support -> targets * support",
-        "gamma for gamma^n": "batch.discounts, next_probs, support) -> 0.9 + 0 * batch.discounts, next_probs, support)",
+        "gamma for gamma^n": "batch.discounts, best_probs, support) -> 0.9 + 0 * batch.discounts, best_probs, support)",
     },
     ("td_losses", by_hand.test_td_losses): {
         "never double": "if args.double -> if False",
@@ -123,7 +123,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "support between other limits": "args.v_min, args.v_max -> -args.v_max, args.v_max",
     },
     ("RainbowNetwork.log_probs", NETWORK): {"softmax over actions": "log_softmax(2) -> log_softmax(1)"},
-    ("RainbowNetwork.outputs", NETWORK): {"no dueling": "outputs = dueling_values(value, outputs) -> pass"},
+    ("RainbowNetwork.outputs", NETWORK): {"no dueling": "dueling_values(value, advantages) -> advantages"},
     ("RainbowNetwork.act", NETWORK): {
         "noise in evaluations": "self.eval() -> pass",
         "no noise after an evaluation": "self.train() -> pass",
