@@ -197,7 +197,7 @@ class ActorCritic(nn.Module):
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs), rewards=rewards)
 
     def update_statistics(self, obs, rewards, discounted_returns, reset_rows, gamma):
-        """Add a step of all environments, each argument (N, …), to the running statistics.
+        """Add a step of all environments, each argument (N, …), to the statistics of the two --normalize- flags.
 
         Returns the sums G_t = r_t + gamma G_{t-1} (N,), of which `discounted_returns` are the last. They discount the
         past, not the future: only their deviation is wanted, as the scale of returns.
@@ -390,12 +390,11 @@ def train(args):
     critic_optimizer = Adam(agent.critics.parameters(), lr=args.critic_learning_rate)
     parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
     log_every = math.ceil(args.total_timesteps / 200)
-    # explores: evaluations judge it, not training episodes
-    run = Run(args, agent, envs, log_every, explores=True, **parts)
+    run = Run(args, agent, envs, log_every, explores=True, **parts)  # explores: only evaluations say how good it is
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, obs, rng = run.new_envs()  # new episodes; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, obs, rng = run.new_envs()  # at first those made above; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
             discounted_returns = np.zeros(args.num_envs)
@@ -411,7 +410,6 @@ def train(args):
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
-        # only for --normalize-obs and --normalize-reward; what is stored stays as it is
         discounted_returns = agent.update_statistics(obs, rewards, discounted_returns, reset_rows, args.gamma)
         obs = next_obs
         reset_rows = terminated | truncated

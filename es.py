@@ -365,8 +365,8 @@ def train(args):
     run = make_run(args, policy, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, _, _ = run.new_envs()  # new episodes; theta stays
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, _, _ = run.new_envs()  # at first those made above; theta stays
             slots = Slots(envs, args)
         noise_seeds, episode_seeds = draw_seeds(args, run.generation())  # generations played: len(run.episodes) / N
 

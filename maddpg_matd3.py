@@ -627,12 +627,12 @@ def train(args):
     actor_optimizer = Adam(agents.actors.parameters(), lr=args.actor_learning_rate)
     critic_optimizer = Adam(agents.critics.parameters(), lr=args.critic_learning_rate)
     parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    # explores: evaluations judge it, not training episodes
+    # explores: its training episodes hold random actions, so evaluations say how good it is
     run = Run(args, agents, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True, **parts)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, rows, rng = run.new_envs()  # new episodes; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, rows, rng = run.new_envs()  # at first those made above; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.cut()  # no n-step window reaches from old episodes into new ones
         if args.anneal_lr:

@@ -751,8 +751,8 @@ def train(args):
     update_actors = happo_update if args.happo else mappo_update
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, team_rows, rng = run.new_envs()  # new episodes; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, team_rows, rng = run.new_envs()  # at first those made above; the networks stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             actor_buffers, critic_buffer = make_buffers(args, team, team_rows)
         learning_rate = args.learning_rate * (1 - run.step / args.total_timesteps if args.anneal_lr else 1)

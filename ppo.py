@@ -486,8 +486,8 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, obs, rng = run.new_envs()  # new episodes; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, obs, rng = run.new_envs()  # at first those made above; the networks stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:

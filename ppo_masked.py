@@ -592,8 +592,8 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, obs_and_masks, rng = run.new_envs()  # new episodes; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, obs_and_masks, rng = run.new_envs()  # at first those made above; the networks stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = make_masked_buffer(args, agent)
         if args.anneal_lr:

@@ -12,7 +12,7 @@ before. A predictor g (the paper's f with a hat) learns to give the same feature
 weights never change. Where the agent has been often, the predictor is good; its error on the next observation says how
 new that is:
 
-    r_int = mean over features of (g(s') - f(s'))^2                                (arXiv 1810.12894, section 2.2)
+    r_int = mean over features of (g(s') - f(s'))^2            (arXiv 1810.12894, section 2.2, which takes their sum)
 
 Each kind of reward has its own discount and its own critic (section 2.3). Extrinsic returns end with the episode.
 Intrinsic returns go on into the next one: who dies in search of something new can go on searching, and loses only the
@@ -94,7 +94,7 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # share of each minibatch that the predictor learns from: one pass in four epochs
+    predictor_share: float = 0.25  # share of each minibatch that the predictor learns from, drawn anew each time
     random_steps: int = 100  # steps of random play, in each environment, that begin the statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -282,7 +282,7 @@ class CuriousAgent(Agent):
         return log_probs, entropies, values, intrinsic_values
 
 
-Agent = CuriousAgent  # this is what make_agent makes
+Agent = CuriousAgent  # make_agent, which is ppo.py's, makes an Agent: from here on it means this one
 
 
 # ------------------------------------------------------------------------------------------------------- curiosity
@@ -302,8 +302,8 @@ class RND(nn.Module):
         self.predictor = feature_network(observation_space, hidden_layers=2)  # deeper than what it learns
         self.target.requires_grad_(False)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack. They are
-        # always used here and count what steps led to; the agent's own, of --normalize-obs, what it acted on.
+        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack. Unlike the
+        # agent's, which are for --normalize-obs only, these are always in use.
         self.obs_stats = RunningMeanStd(*observation_space.shape)
         self.sum_stats = RunningMeanStd()
         self.register_buffer("sums", torch.zeros(num_envs, dtype=torch.float64))  # G of each environment: see scale
@@ -384,10 +384,10 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
 
     A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t)
 
-    where u is the next row that is no reset row: t + 1, but t + 2 at an episode's end, where the next episode's first
-    observation stands behind the reset row (arXiv 1810.12894, section 2.3). Advantages of reset rows mean nothing. At
-    the rollout's end values[T] stands for what follows, as ever; if an episode ends in the last row, that is the value
-    of its final observation.
+    Returns go on from one episode into the next (arXiv 1810.12894, section 2.3): u is the next row that is no reset
+    row. That is t + 1, and at an episode's end t + 2, where the next episode begins; the table below shows it. What
+    comes out for reset rows means nothing. At the rollout's end values[T] stands for what follows, as ever; if an
+    episode ends in the last row, that is the value of its final observation.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
@@ -600,8 +600,8 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd, predictor_optimizer=predictor_optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, obs, rng = run.new_envs()  # new episodes; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, obs, rng = run.new_envs()  # at first those made above; the networks stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
@@ -644,7 +644,7 @@ def train(args):
 
         if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting
             agent.obs_stats.update(buffer.played_obs())
-        rnd.update_obs_stats(buffer.next_obs())  # only now as well: rewards and predictor have seen the same numbers
+        rnd.update_obs_stats(buffer.next_obs())  # last, so that rewards and predictor have seen the same statistics
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 

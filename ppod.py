@@ -803,8 +803,8 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, demos=demos)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, obs, rng = run.new_envs()  # new episodes; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, obs, rng = run.new_envs()  # at first those made above; the networks stay
             obs = demos.restart(obs, rng)
             state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
             reset_rows = np.zeros(args.num_envs, bool)  # whether in the next row a slot only draws what it shows next

@@ -13,11 +13,11 @@ each step from S by A to S' with reward R, move Q(S, A) a little towards what th
 
     Q(S, A) <- Q(S, A) + alpha [R + gamma max_a Q(S', a) - Q(S, A)]     (Sutton & Barto, eq. 6.8)
 
-The relatives differ in what they put for max_a Q(S', a); double Q-learning also keeps two tables.
-No neural network, no torch: a table and a loop.
+The relatives differ in what they put for max_a Q(S', a); double Q-learning also keeps two tables. The Q of Sarsa and
+expected Sarsa is the return of what is really played, random actions included. No neural network: a table and a loop.
 
     python qlearning.py                                          # CliffWalking-v1, a few seconds; look at values.png
-    python qlearning.py --algorithm sarsa --epsilon-min 0.1      # the same, but with the safe path
+    python qlearning.py --algorithm sarsa --epsilon-min 0.1      # learns the path away from the cliff
     python qlearning.py --env-id MountainCar-v0                  # a continuous world, cut into a grid
 
 Sources: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6 (incompleteideas.net/book); Q-learning doi
@@ -98,7 +98,8 @@ class QTable:
 
     They are lists of lists: reading and writing single numbers is faster there than in NumPy arrays.
     An observation is one number or several. The range of each is cut at its `edges`, and the number of edges that lie
-    at or below it is its bin: so what lies outside of all edges is in the first bin or the last.
+    at or below it is its bin: so what lies outside of all edges is in the first bin or the last. Integers 0 … n - 1
+    have the edges 1 … n - 1: each is its own bin.
     """
 
     def __init__(self, edges, action_space, num_tables=1):
@@ -109,7 +110,7 @@ class QTable:
         self.tables = np.zeros(self.shape).tolist()
 
     def state(self, obs, run=None):
-        """The row of an observation: its bins read as the digits of one number. `run` complains if it is not finite."""
+        """The row of an observation: its bins read as the digits of one number. With `run`, it must be finite."""
         if not isinstance(obs, np.ndarray | tuple):  # a single integer
             return bisect(self.edges[0], obs)
         numbers = obs if isinstance(obs, tuple) else obs.ravel().tolist()
@@ -128,7 +129,7 @@ class QTable:
 
     def act(self, obs):
         """The best actions, as the environment takes them, of a batch of observations: evaluations call this."""
-        batch = zip(*obs) if isinstance(obs, tuple) else obs  # of a Tuple space, there is a column for each part
+        batch = zip(*obs) if isinstance(obs, tuple) else obs  # of a Tuple space: a tuple of arrays
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
 
@@ -172,7 +173,7 @@ def linear_schedule(start, end, duration, step):
 
 
 # ---------------------------------------------------------------------------------------------- the four algorithms
-# What Q(S, A) should be, says the step from S by A to S' with reward R. `next_values` is the row Q(S', .) of the table;
+# What Q(S, A) should be, by the step from S by A to S' with reward R. `next_values` is the row Q(S', .) of the table;
 # `discount` is gamma, but 0 if the episode terminated: then there is no future, and that row counts for nothing.
 
 
@@ -202,12 +203,12 @@ def double_q_target(reward, discount, next_values, other_next_values):
 
 
 def play_episode(agent, env, run, rng, args):
-    """Play one episode in `env` and learn from each step of it; `run` counts steps and episodes."""
+    """Play one episode in `env` and learn from each step of it; `run` keeps the steps, and the episodes that ended."""
     obs, _ = env.reset()
     state = agent.state(obs, run)
     action = None
     total = 0.0
-    for _ in range(episode_limit(args, env.spec)):  # a limit for environments that have none; reached, it truncates
+    for _ in range(episode_limit(args, env.spec)):  # for environments without a limit; the end counts as truncation
         epsilon, learning_rate = schedules(args, run.step, len(run.episodes))
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
@@ -217,7 +218,7 @@ def play_episode(agent, env, run, rng, args):
         next_action = None  # only Sarsa chooses it before the update
         discount = 0.0 if terminated else args.gamma  # truncated: there is a future, it is only not played
 
-        q = agent.tables[0]  # the table that this step improves
+        q = agent.tables[0]  # the only table, or the first of two
         if args.algorithm == "q-learning":
             target = q_learning_target(reward, discount, q[next_state])
         elif args.algorithm == "sarsa":
@@ -233,7 +234,7 @@ def play_episode(agent, env, run, rng, args):
 
         if not math.isfinite(td_error):
             run.check_finite(reward=reward, td_error=td_error)
-        run.log(td_error=abs(td_error))
+        run.log(td_error=abs(td_error))  # metrics.csv has the mean of many steps
         total += reward
         state = next_state
         action = next_action
@@ -251,12 +252,12 @@ def train(args):
     check_args(args)
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
-    # explores: evaluations judge it, not training episodes
+    # explores: its training episodes hold random actions, so evaluations say how good it is
     run = Run(args, agent, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, _, generator = run.new_envs()
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, _, generator = run.new_envs()  # at first those made above; the table stays
             env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
             rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator
         play_episode(agent, env, run, rng, args)

@@ -566,15 +566,15 @@ def train(args):
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps)
     buffer = make_n_step_buffer(args, envs, agent)  # without --multi-step n is 1, without --prioritized alpha None
     log_every = math.ceil(args.total_timesteps / 200)
-    # explores: evaluations judge it, not training episodes
+    # explores: its training episodes hold random actions, so evaluations say how good it is
     run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # or later: open windows are not stored yet
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: a run that is not stopped goes on as a resumed one
-            envs, obs, rng = run.new_envs()  # new episodes; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
+            envs, obs, rng = run.new_envs()  # at first those made above; networks and buffer stay
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.begin_episodes()
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
