@@ -12,7 +12,7 @@ what all of them do. From old transitions it learns what return to expect of tha
 uphill, the others doing what they did:
 
     y^i = r^i + gamma Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),      L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],
-    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eqs. 6 and 5)
+    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eq. 6; J's gradient: 5)
 
 where Q' and mu' follow Q and mu slowly. By default (--state-type EP) there is one Q, of the team's summed reward: for
 cooperative tasks only. --state-type FP --no-share-policy has one Q^i per agent, of its own reward, as in the paper.
@@ -87,10 +87,8 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    algorithm: Literal["matd3", "maddpg"] = "matd3"  # says what the next three are, if they are not given as well
-    target_noise: float = (
-        0.2  # deviation of the noise on the target's continuous actions (1: half their range); maddpg: 0
-    )
+    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets those of the next three that are not given: see ALGORITHMS
+    target_noise: float = 0.2  # noise on the target's continuous actions (1: half their range); maddpg: 0
     twin_q: bool = True  # two critics, of whose target values the lower one counts; maddpg: False
     policy_frequency: int = 2  # critic updates per update of the actors and of all targets; maddpg: 1
     noise_clip: float = 0.5  # bound of the noise on the target's continuous actions (1: half their range)
@@ -102,7 +100,7 @@ class Args:
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # steps to keep, over all environments
     batch_size: int = 256  # steps per update
-    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin after them and batch_size steps
+    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin once batch_size are stored too
     train_frequency: int = 4  # environment steps (over all environments) per training
     gradient_steps: int = 1  # critic updates per training
     gamma: float = 0.99  # discount
@@ -132,7 +130,8 @@ class Agents(nn.Module):
     """The actors mu^i of n agents, their critics Q, and the targets mu' and Q', which follow slowly.
 
     What each agent has of its own stands in lists over agents: observations (B, O_i), actions (B, A_i), masks (B, A_i)
-    of available actions. Everywhere but in the environment, an action is in [-1, 1]^A, or, if it is Discrete, one-hot.
+    of available actions (continuous: (B, 0)). Everywhere but in the environment, an action is in [-1, 1]^A, or, if it
+    is Discrete, one-hot. The state is the environment's own, or else what all agents observe.
     `rows` (N, …) are observations of TeamEnv, in which all this stands side by side, as `layout` says:
 
         [ 1 in an episode's first row | alive, per agent | observations | state | available actions, 1 or 0 ]
@@ -177,15 +176,15 @@ class Agents(nn.Module):
         count = self.num_agents if args.state_type == "FP" and not args.share_policy else 1
         return nn.ModuleList(uniform_mlp(inputs, hidden_sizes, 1) for _ in range(count))
 
-    def values(self, twin, states, actions):
+    def values(self, critics, states, actions):
         """Q(s, a^1, …, a^n), (R,), of states (R, S) and a list over agents of actions, (R, A_i) or (B, A_i).
 
-        `twin` is a list of critics: with FP, each agent's takes its own B of the rows.
+        `critics` has one critic for all rows, or one for each agent's B of the n·B rows.
         """
         together = torch.cat(actions, dim=1)
-        together = together.repeat(len(states) // len(together), 1)  # FP: every critic judges the stored actions
-        inputs = torch.cat([states, together], dim=1).chunk(len(twin))
-        return torch.cat([critic(part) for critic, part in zip(twin, inputs)]).squeeze(1)
+        together = together.repeat(len(states) // len(together), 1)  # from the buffer: B for every agent's critic
+        inputs = torch.cat([states, together], dim=1).chunk(len(critics))
+        return torch.cat([critic(part) for critic, part in zip(critics, inputs)]).squeeze(1)
 
     def choose(self, actors, obs, available, rng):
         """(actions, outputs): what the actors do, and what goes into tanh or Gumbel-softmax for it. Lists of tensors.
@@ -296,7 +295,7 @@ def gumbel_softmax(logits, noise, temperature):
 
 
 # ------------------------------------------------------------------------------------------------- replay buffers
-# N is the number of environments, n of agents, B of a batch. Environments lie side by side: slot t N + e is step t of
+# N is the number of environments, n of agents, B of a batch. Environments lie side by side: slot t·N + e is step t of
 # environment e. Each has a position of its own in its ring of T steps, for a row that only resets an environment is no
 # step, and is not stored. With n_step = 3 a sample that starts at slot 1 reaches to the end of the episode:
 #
@@ -306,15 +305,15 @@ def gumbel_softmax(logits, noise, temperature):
 #     and gamma^2, for no more has been played; from slot 2: r_2 and gamma.
 
 # B samples, as tensors. There are G streams of rewards: one (EP), or one for each agent (FP). G·B rows are those of the
-# first stream, then those of the second one, and so on. What is next has as many, for each stream's n-step window may
-# end in another step, where all agents observe something else.
+# first stream, then those of the second one, and so on. What is next has G·B rows too, for each stream's n-step
+# window may end in another step, where all agents observe something else.
 OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
     "share_obs "  # (G·B, S): what critics see besides actions
     "obs actions available_actions "  # lists over agents: (B, O_i), (B, A_i), (B, A_i)
-    "rewards dones "  # (G·B, 1): a window's sum; whether its last step ends the episode, which only ends windows
+    "rewards dones "  # (G·B, 1): a window's sum; whether the episode ends with it (no target needs that)
     "valid_transitions "  # (n·B, 1), agent by agent: 0 where the agent was dead
-    "terms next_share_obs "  # (G·B, 1): whether that terminates, which alone takes Q' away; (G·B, S)
+    "terms next_share_obs "  # (G·B, 1): whether that end is a termination: then Q' does not count; (G·B, S)
     "next_obs next_available_actions "  # lists over agents: (G·B, O_i), (G·B, A_i)
     "gammas",  # (G·B, 1): the discount of Q'
 )
@@ -501,7 +500,7 @@ class OffPolicyBufferFP(OffPolicyBuffer):
 
 
 def store_step(buffer, agents, rows, reset_rows, actions, result):
-    """Put one step of all environments into the buffer; `result` is what envs.step returned."""
+    """Put a step of all environments, which returned `result`, into the buffer, but for what only resets one."""
     next_rows, rewards, terminated, truncated, infos = result
     alive = agents.layout.alive
     took_part = (rows[:, alive] == 1) & ~reset_rows[:, None]

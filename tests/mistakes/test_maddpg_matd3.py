@@ -126,7 +126,7 @@ MISTAKES_OF_WHOLE_TRAININGS = {
         "states = batch.share_obs[: len(batch.obs[0])].repeat(agents.num_agents, 1)",
     },
     ("Agents.values", TWIN["FP"]): {
-        "critics in another order": "zip(twin, inputs) -> zip(reversed(twin), inputs)",
+        "critics in another order": "zip(critics, inputs) -> zip(reversed(critics), inputs)",
     },
     ("Agents.choose", TWIN["discrete"]): {
         "masks ignored": "torch.where(mask, output, -1e9) -> output",
