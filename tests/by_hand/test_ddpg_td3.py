@@ -43,7 +43,7 @@ def test_critic_loss(script):
 
 
 def test_actor_loss(script):
-    """mu(s) = 2 s and Q(s, a) = s + a in s = 1, 3: -(3 + 9) / 2. Fails if the sum is taken, or the sign is forgotten."""
+    """mu(s) = 2 s, Q(s, a) = s + a, s = 1 and 3: -(3 + 9) / 2. Fails if the sum is taken, or the sign is forgotten."""
     close(script.actor_loss(lambda obs: 2 * obs, lambda obs, actions: obs + actions, torch.tensor([1.0, 3.0])), -6)
 
 
