@@ -277,3 +277,10 @@ class Ayes(Team):
 
     def reward(self, actions):
         return sum(actions.values())
+
+
+class Signs(Team):
+    """One step, which pays 1 to the team for every agent whose sign is 1, whatever they do."""
+
+    def reward(self, actions):
+        return sum(self.sign.values()) / 2  # to each of the two

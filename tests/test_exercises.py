@@ -1075,6 +1075,7 @@ FRAME = """
     continues = ~(terminated | truncated)
     advantages = torch.empty_like(rewards)
     for t in reversed(range(len(rewards))):
+    while True:
 """  # of the loops of all estimators: these lines are no solution
 
 
@@ -1087,9 +1088,10 @@ def test_what_would_give_an_exercise_away_is_hidden_and_works(name, tmp_path):
     for hidden in exercise.hides:
         first, last = start.body_span(lines, nodes[hidden])
         assert not [line for line in lines[first:last] if line.strip() not in FRAME and line in copy]
-    with module_of(tmp_path, exercise.script, copy) as module:
-        for other in {"returns", "gae", "vtrace"} - {name}:
-            assert not any(judged(EXERCISES[other], module))
+    with module_of(tmp_path, exercise.script, solved(name, SOUND[name])) as module:
+        for other in EXERCISES.values():
+            if other.script == exercise.script and {*other.blanks} & {*exercise.hides}:
+                assert not any(judged(other, module)), other.name
 
 
 def test_several_exercises_share_a_copy_and_progress_is_shown(tmp_path, monkeypatch, capsys):

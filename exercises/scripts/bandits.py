@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6"]
+# ///
 """Bandits: which of ten arms pays most? Four ways to find out while one plays.
 
     python exercises/scripts/bandits.py
@@ -9,8 +13,16 @@ many testbeds of the reward, and how often the best arm is taken.
 
 import math
 import random
+from dataclasses import dataclass
 
-ARMS, STEPS, TESTBEDS = 10, 1000, 200
+ARMS, STEPS = 10, 1000
+
+
+@dataclass
+class Args:
+    method: str = "epsilon-greedy"  # or greedy, ucb, gradient
+    testbeds: int = 200
+    seed: int = 1
 
 
 def new_value(value, reward, count, alpha=None):
@@ -89,21 +101,29 @@ def play(method, rng):
     return rewards, best
 
 
+def train(args):
+    """Play on all testbeds: (mean reward, share of the best arm) in steps 1 to 100, then in those after them."""
+    rng = random.Random(args.seed)
+    rewards, best = [], []
+    for _ in range(args.testbeds):
+        more_rewards, more_best = play(args.method, rng)
+        rewards.append(more_rewards)
+        best.append(more_best)
+    means = []
+    for first, last in ((0, 100), (100, STEPS)):
+        for table in (rewards, best):
+            count = args.testbeds * (last - first)
+            means.append(sum(sum(row[first:last]) for row in table) / count)
+    return means
+
+
 def main():
     """Print how each method does, early and late."""
-    print(f"{TESTBEDS} testbeds           mean reward in steps      best arm taken in steps")
-    print("                        1-100    101-1000        1-100    101-1000")
+    print("                     steps 1 to 100          steps 101 to 1000")
+    print("                     reward    best arm      reward    best arm")
     for method in ("greedy", "epsilon-greedy", "ucb", "gradient"):
-        rng = random.Random(1)
-        early, late, early_best, late_best = [], [], [], []
-        for _ in range(TESTBEDS):
-            rewards, best = play(method, rng)
-            early += rewards[:100]
-            late += rewards[100:]
-            early_best += best[:100]
-            late_best += best[100:]
-        means = [sum(numbers) / len(numbers) for numbers in (early, late, early_best, late_best)]
-        print("{:20} {:8.2f}    {:8.2f}     {:8.0%}    {:8.0%}".format(method, *means))
+        early, early_best, late, late_best = train(Args(method=method))
+        print(f"{method:18} {early:8.2f} {early_best:11.0%} {late:11.2f} {late_best:11.0%}")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6"]
+# ///
 """Planning: the best policy of a world whose rules are known, on FrozenLake.
 
     python exercises/scripts/planning.py
@@ -7,9 +11,18 @@ table of the world's rules. P[s][a] lists what can happen if action a is taken i
 (probability, next state, reward, whether the episode has terminated).
 """
 
+from dataclasses import dataclass
+
 import gymnasium as gym
 
 ARROWS = "←↓→↑"  # FrozenLake's actions
+
+
+@dataclass
+class Args:
+    method: str = "value-iteration"  # or policy-iteration
+    slippery: bool = True  # one moves where one wants once in three times, else to a side
+    gamma: float = 0.99
 
 
 def action_value(outcomes, values, gamma):
@@ -86,29 +99,28 @@ def policy_iteration(P, gamma):
         policy = improved
 
 
-def show(env, values, policy):
-    """Print values and actions as the lake lies: H is a hole, G the goal, which pays 1."""
-    lake = env.unwrapped.desc.astype(str)
-    rows, columns = lake.shape
-    for row in range(rows):
-        states = range(row * columns, (row + 1) * columns)
-        letters = lake.flatten()
-        numbers = "  ".join(f"{values[state]:5.3f}" for state in states)
-        moves = " ".join(letters[state] if letters[state] in "HG" else ARROWS[policy[state]] for state in states)
-        print(f"    {numbers}     {moves}")
+def train(args):
+    """The values of FrozenLake's states under the best policy."""
+    P = gym.make("FrozenLake-v1", is_slippery=args.slippery).unwrapped.P
+    if args.method == "value-iteration":
+        return value_iteration(P=P, gamma=args.gamma)
+    _, values, _ = policy_iteration(P=P, gamma=args.gamma)
+    return values
 
 
 def main():
-    """Print the values and the best policy of FrozenLake, on dry and on slippery ice, found in both ways."""
+    """Print the values as the lake lies, found in both ways, and what is best to do. H is a hole, G the goal: 1."""
     for slippery in (False, True):
-        env = gym.make("FrozenLake-v1", is_slippery=slippery)
-        P = env.unwrapped.P
-        print("slippery ice: one moves where one wants once in three times" if slippery else "dry ice")
-        values = value_iteration(P=P, gamma=0.99)
-        policy, policy_values, evaluated = policy_iteration(P=P, gamma=0.99)
-        show(env, values, policy)
+        env = gym.make("FrozenLake-v1", is_slippery=slippery).unwrapped
+        values = train(Args(slippery=slippery))
+        policy, policy_values, evaluated = policy_iteration(P=env.P, gamma=0.99)
+        print("slippery ice" if slippery else "dry ice")
+        for row, letters in enumerate(env.desc.astype(str)):
+            states = range(row * 4, row * 4 + 4)
+            moves = [letter if letter in "HG" else ARROWS[policy[s]] for letter, s in zip(letters, states)]
+            print("   ", *(f"{values[s]:6.3f}" for s in states), "   ", *moves)
         difference = max(abs(x - y) for x, y in zip(values, policy_values))
-        print(f"    policy iteration evaluated {evaluated} policies; the values differ by at most {difference:.0e}\n")
+        print(f"    policy iteration: {evaluated} policies evaluated, the same values within {difference:.0e}")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6"]
+# ///
 """Prediction: what is each state worth under a policy, told from episodes alone? Monte Carlo, TD(0) and TD(lambda).
 
     python exercises/scripts/prediction.py
@@ -10,9 +14,19 @@ An episode is a list of steps (state, reward, next state, whether the episode ha
 """
 
 import random
+from dataclasses import dataclass
 
 STATES = 5
 TRUE_VALUES = [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6]
+
+
+@dataclass
+class Args:
+    method: str = "td-zero"  # or td-lambda, monte-carlo
+    alpha: float = 0.05  # of TD
+    trace_decay: float = 0.8  # of TD(lambda)
+    episodes: int = 100
+    seed: int = 1
 
 
 def walk(rng):
@@ -80,35 +94,39 @@ def td_lambda(values, episode, alpha, gamma, trace_decay):
     return values
 
 
+def train(args):
+    """The values that a method finds; TD begins at 0.5 everywhere."""
+    rng = random.Random(args.seed)
+    episodes = [walk(rng) for _ in range(args.episodes)]
+    if args.method == "monte-carlo":
+        return monte_carlo(episodes=episodes, num_states=STATES, gamma=1.0)
+    values = [0.5] * STATES
+    for episode in episodes:
+        if args.method == "td-zero":
+            values = td_zero(values=values, episode=episode, alpha=args.alpha, gamma=1.0)
+        else:
+            values = td_lambda(
+                values=values, episode=episode, alpha=args.alpha, gamma=1.0, trace_decay=args.trace_decay
+            )
+    return values
+
+
 def error(values):
     """The root of the mean squared error of values."""
     return (sum((value - true) ** 2 for value, true in zip(values, TRUE_VALUES)) / STATES) ** 0.5
 
 
-def learn(method, episodes, alpha):
-    """The values that a method finds in episodes; TD begins at 0.5 everywhere."""
-    if method == "Monte Carlo":
-        return monte_carlo(episodes=episodes, num_states=STATES, gamma=1.0)
-    values = [0.5] * STATES
-    for episode in episodes:
-        if method == "TD(0)":
-            values = td_zero(values=values, episode=episode, alpha=alpha, gamma=1.0)
-        else:
-            values = td_lambda(values=values, episode=episode, alpha=alpha, gamma=1.0, trace_decay=0.8)
-    return values
-
-
 def main():
-    """Print the values after 100 episodes of one walk, and mean errors over 100 walks."""
-    rng = random.Random(1)
-    walks = [[walk(rng) for _ in range(100)] for _ in range(100)]
-    print("values after 100 episodes                       mean error after 1, 10 and 100 episodes")
-    print("truth        ", *(f"{value:5.2f}" for value in TRUE_VALUES))
-    for method, alpha in (("Monte Carlo", None), ("TD(0)", 0.1), ("TD(0)", 0.05), ("TD(0.8)", 0.05)):
-        values = learn(method, walks[0], alpha)
-        errors = [sum(error(learn(method, w[:n], alpha)) for w in walks) / len(walks) for n in (1, 10, 100)]
-        step = f"  alpha {alpha}" if alpha else ""
-        print(f"{method:13}", *(f"{value:5.2f}" for value in values), "     ", *(f"{x:5.2f}" for x in errors), step)
+    """Print the values after 100 episodes of one walk, and the mean errors over 100 walks."""
+    print("               values after 100 episodes         mean error after 1, 10 and 100 episodes")
+    print("truth         ", *(f"{value:5.2f}" for value in TRUE_VALUES))
+    for method in ("monte-carlo", "td-zero", "td-lambda"):
+        errors = []
+        for episodes in (1, 10, 100):
+            walks = [train(Args(method=method, episodes=episodes, seed=seed)) for seed in range(100)]
+            errors.append(sum(map(error, walks)) / 100)
+        values = train(Args(method=method))
+        print(f"{method:14}", *(f"{x:5.2f}" for x in values), "     ", *(f"{x:5.2f}" for x in errors))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6"]
+# ///
 """Squashed actions: a Gaussian that goes through tanh, as soft actor-critic needs it for actions between -1 and 1.
 
     python exercises/scripts/squashed.py
