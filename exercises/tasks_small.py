@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
+import probes  # noqa: F401  (registers its environments)
 from forms import Case, Learn, close, exercise, has_nan, tensor
 
 # -------------------------------------------------------------------------------------------------------- bandits.py
@@ -366,8 +367,8 @@ exercise(
     minutes=35,
     task="write TD(0), and TD(lambda) with accumulating traces. An episode is a list of tuples (state, reward, next "
     "state, terminated). Learn from its steps in their order, each from the values that the steps before have left, "
-    "and return a new list: `values` itself stays. An episode can be cut off: its last step has then not terminated, and "
-    "the value of its next state counts.",
+    "and return a new list: `values` itself stays. An episode can be cut off: its last step has then not terminated, "
+    "and the value of its next state counts.",
     cases=[
         Case(
             f"TD(0): {TD_STEPS}; the last step ends (the next state is given as 1, and counts for nothing)",
@@ -591,12 +592,13 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------ ddpg_td3.py
 
-AIM_BY_DDPG = {"env_id": "Classroom/Aim-v0", "algorithm": "ddpg", "gamma": 0.9, "total_timesteps": 2000,
-               "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "hidden_sizes": (32,),
-               "learning_starts": 200, "batch_size": 64, "seed": 1}  # fmt: skip
-PENDULUM_BY_DDPG = {"env_id": "Pendulum-v1", "algorithm": "ddpg", "total_timesteps": 12_000, "batch_size": 128,
-                    "hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "gamma": 0.98,
-                    "eval_every": 1_000, "stop_at_return": -250.0, "seed": 1}  # fmt: skip
+DDPG = {"algorithm": "ddpg", "target_noise": 0.0, "twin_q": False, "policy_frequency": 1, "seed": 1}
+AIM_BY_DDPG = DDPG | {"env_id": "Classroom/Aim-v0", "gamma": 0.9, "total_timesteps": 2000, "hidden_sizes": (32,),
+                      "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "learning_starts": 200,
+                      "batch_size": 64}  # fmt: skip
+PENDULUM_BY_DDPG = DDPG | {"env_id": "Pendulum-v1", "gamma": 0.98, "total_timesteps": 12_000, "hidden_sizes": (64, 64),
+                           "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "batch_size": 128,
+                           "eval_every": 1_000, "stop_at_return": -250.0}  # fmt: skip
 
 
 def actor_and_critic():
@@ -788,8 +790,8 @@ def probe_joint_state(m, train):
     values = agent.value_norm.denormalize(tensor(values))[..., 0].tolist()
     if not close(values, [[0, 0], [1, 1], [1, 1], [2, 2]], 0.3):
         return (
-            "in Signs the team gets 1 for every agent with the sign 1. For the signs (-1, -1), (-1, 1), (1, -1), (1, 1) "
-            "the critic should say 0, 1, 1, 2 to both; yours says to the two of them "
+            "in Signs the team gets 1 for every agent with the sign 1. For the signs (-1, -1), (-1, 1), (1, -1), (1, 1)"
+            " the critic should say 0, 1, 1, 2 to both; yours says to the two of them "
             + ", ".join(f"{x:.1f} and {y:.1f}" for x, y in values)
         )
 
