@@ -728,7 +728,7 @@ exercise(
                 "the wrong sign: it has to point uphill": [-0.534522, 3.207135],
                 "leaving out the returns of theta - sigma delta": [0.801784, 1.603567],  # (3, 6)
             },
-            "algorithm 2, lines 6 and 7, of arXiv 1803.07055",
+            "algorithm 2 of arXiv 1803.07055: sorting the directions, and the update step",
         ),
         Case(
             f"{ARS_IN_WORDS}; all of them",

@@ -67,7 +67,8 @@ def training_here(module):
             before(module)
         with tempfile.TemporaryDirectory() as folder:
             runner.train(module, folder, **settings)
-            original = check.imported(ROOT / Path(module.__file__).name)
+            paths = [Path(place, Path(module.__file__).name) for place in check.FOLDERS]
+            original = check.imported(next(path for path in paths if path.is_file()))
             return check.trained(original, f"{folder}/run", settings)
 
     return train

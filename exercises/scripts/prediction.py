@@ -30,14 +30,14 @@ class Args:
 
 
 def walk(rng):
-    """An episode. The next state of its last step is no state at all: it counts for nothing."""
+    """An episode. Its last step leads nowhere: the next state that is given there counts for nothing."""
     episode, state = [], STATES // 2
     while True:
         next_state = state + rng.choice([-1, 1])
-        terminated = next_state in (-1, STATES)
-        episode.append((state, 1.0 if next_state == STATES else 0.0, next_state, terminated))
-        if terminated:
+        if next_state in (-1, STATES):
+            episode.append((state, 1.0 if next_state == STATES else 0.0, state, True))
             return episode
+        episode.append((state, 0.0, next_state, False))
         state = next_state
 
 
