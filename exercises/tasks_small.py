@@ -473,6 +473,7 @@ exercise(
             [[-2.918939], [1.418939]],  # -4 / 2 - ln(2 pi) / 2 with ln(2 pi) = 1.837877; (ln(2 pi) + 1) / 2
             {
                 "forgetting 1 / sqrt(2 pi)": lambda r: close(r[0], [-2.0]),
+                "the wrong sign: a larger distance from the mean is less likely": lambda r: close(r[0], [2.918939]),
                 "forgetting the half before the square": lambda r: close(r[0], [-4.918939]),
                 "returning the density, not its logarithm": lambda r: close(r[0], [0.053991]),
                 "taking log_std for the deviation itself": lambda r: math.isinf(r[0][0]),

@@ -283,6 +283,7 @@ WRONG = {
     ],
     "log-probs": [
         ("forgetting 1 / sqrt", " + math.log(2 * math.pi) / 2)", ")"),
+        ("the wrong sign", "return log_prob,", "return -log_prob,"),
         ("forgetting the half", "/ (2 * var)", "/ var"),
         ("returning the density", "return log_prob,", "return log_prob.exp(),"),
         ("taking log_std for", "var = (2 * log_std).exp()", "var = log_std**2"),

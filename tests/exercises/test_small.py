@@ -99,7 +99,7 @@ CAUGHT = {
     "policy-iteration": ("keeping the policy", "of FrozenLake is worth"),
     "monte-carlo": ("adding up", "states are worth 0.17"),
     "td-prediction": ("adding the value of the next", "states are worth 0.17"),
-    "log-probs": ("cutting gradients", "who Aims well"),
+    "log-probs": ("the wrong sign", "who Aims well"),
     "dpg": ("going downhill", "Does the actor climb"),
     "ars": ("the wrong sign", "after 3,000 episodes"),
     "joint-state": ("leaving out the state", "0, 1, 1, 2"),
