@@ -280,6 +280,338 @@ exercise(
 )
 
 
+# ------------------------------------------------------------------------------------------------------------ build-dqn
+
+
+def epsilons(m):
+    """epsilon_at in some steps, with epsilon from 1 to 0.2 within 100 steps."""
+    args = m.Args(epsilon_start=1.0, epsilon_end=0.2, exploration_steps=100)
+    return [m.epsilon_at(step=step, args=args) for step in (0, 25, 100, 1000)]
+
+
+def linear_q(m, *slopes):
+    """A QNetwork for observations of one number: an action's value is its slope times the number."""
+    import torch
+
+    network = m.QNetwork(1, len(slopes), 4)
+    network.layers = torch.nn.Linear(1, len(slopes))
+    network.layers.weight.data = tensor(slopes)[:, None]
+    network.layers.bias.data.zero_()
+    return network
+
+
+def choices(epsilon):
+    """The shares of four actions in 1,500 draws of choose_action; action 2 is the best one."""
+
+    def call(m):
+        import numpy as np
+
+        rng, counts, network = np.random.default_rng(1), [0] * 4, linear_q(m, 1, 2, 4, 3)
+        for _ in range(1500):
+            counts[m.choose_action(network=network, obs=np.ones(1, np.float32), epsilon=epsilon, rng=rng)] += 1 / 1500
+        return counts
+
+    return call
+
+
+def remembered(m, count, size=3):
+    """A ReplayBuffer with this many places, to which transitions 1 to `count` were added. Odd ones terminated."""
+    import numpy as np
+
+    buffer = m.ReplayBuffer(size, 1)
+    for i in range(1, count + 1):
+        obs = np.full(1, i, np.float32)
+        buffer.add(obs=obs, action=i % 2, reward=10.0 * i, next_obs=obs + 0.5, terminated=i % 2 == 1)
+        obs += 100  # the environment may use its arrays again
+    return buffer
+
+
+def stored(count):
+    """What is in the buffer, slot after slot."""
+
+    def call(m):
+        b = remembered(m, count)
+        return b.obs.flatten(), b.actions, b.rewards, b.next_obs.flatten(), b.terminated
+
+    return call
+
+
+def sampled(count, batch_size=1000):
+    """A large sample: share of each transition, and whether the parts of each row belong together."""
+
+    def call(m):
+        import numpy as np
+
+        buffer = remembered(m, count)
+        obs, actions, rewards, next_obs, terminated = buffer.sample(batch_size=batch_size, rng=np.random.default_rng(1))
+        number = obs.flatten()
+        parts = (actions == number % 2, rewards == 10 * number, next_obs.flatten() == number + 0.5)
+        together = (parts[0] & parts[1] & parts[2] & (terminated == (number % 2 == 1))).all()
+        return [float((number == i).float().mean()) for i in range(count + 1)], together
+
+    return call
+
+
+def dqn_step(part):
+    """A part of (loss, gradients of the network's slopes, of the target's), for a batch of two with gamma 0.5.
+
+    Q(s) = (1, 2) s, target (6, 3) s. Transitions: s 1, action 0, reward 1, s' 2; s 2, action 1, reward 2, terminated.
+    """
+
+    def call(m):
+        network, target = linear_q(m, 1, 2), linear_q(m, 6, 3)
+        batch = tensor([[1], [2]]), tensor([0, 1]).long(), tensor([1, 2]), tensor([[2], [3]]), tensor([0, 1]).bool()
+        loss = m.dqn_loss(network=network, target=target, batch=batch, gamma=0.5)
+        loss.backward()
+        gradients = [network.layers.weight.grad, target.layers.weight.grad]
+        gradients = [[0, 0] if gradient is None else gradient.flatten() for gradient in gradients]
+        return (loss, *gradients)[part]
+
+    return call
+
+
+def networks_of_train(m):
+    """train() for 60 steps of Endless with a copy every 20 steps: what dqn_loss is called with.
+
+    Whether network and target are one object; whether the target changes: 0 never, 1 now and then, 2 at every update.
+    """
+    seen, loss = [], m.dqn_loss
+
+    def noting(network, target, batch, gamma):
+        seen.append((network is target, float(sum(p.abs().sum() for p in target.parameters()))))
+        return loss(network, target, batch, gamma)
+
+    m.dqn_loss = noting
+    try:
+        settings = {"total_timesteps": 60, "learning_starts": 4, "train_every": 1, "target_every": 20}
+        m.train(m.Args(env_id="Classroom/Endless-v0", learning_rate=0.01, quiet=True, **settings))
+    finally:
+        m.dqn_loss = loss
+    different = len({sums for _, sums in seen})
+    return any(same for same, _ in seen), 0 if different == 1 else 1 if different < 10 else 2
+
+
+def updates_of_train(m):
+    """train() for 40 steps of Endless, learning from step 10 on, every second step: updates; whether gradients add up.
+
+    The learning rate is 0, and every target is near 1 plus half of a small number: so gradients stay what they are.
+    """
+    settings = {"total_timesteps": 40, "learning_starts": 10, "train_every": 2, "batch_size": 200, "gamma": 0.5}
+    args = m.Args(env_id="Classroom/Endless-v0", learning_rate=0.0, quiet=True, **settings)
+    seen = at_each_step(last_gradient, lambda: m.train(args))
+    return len(seen), len(seen) > 0 and seen[-1] / seen[0] > 2
+
+
+def dqn_probe(m, train):
+    """In three environments: what depends on the observation, on a later reward, and on a stopped clock."""
+    settings = {"total_timesteps": 2000, "learning_starts": 100, "exploration_steps": 1000, "epsilon_end": 0.2}
+    settings |= {"train_every": 2, "target_every": 40, "learning_rate": 3e-3, "hidden_size": 16, "quiet": True}
+    cue = train(env_id="Classroom/Cue-v0", **settings).agent(tensor([[-1.0], [1.0]])).tolist()
+    if not close(cue, [[1, 0], [0, 1]], 0.2):
+        return (
+            "in Cue, one step long, the action that goes with the observation pays 1: its Q is [[1, 0], [0, 1]]; yours "
+            f"is {[[round(x, 2) for x in row] for row in cue]}.\nLook next at what is stored, and at the loss."
+        )
+    later = train(env_id="Classroom/Later-v0", gamma=0.5, **settings).agent(tensor([[0.0], [1.0]])).tolist()
+    if not close(later, [[0.5, 0.5], [0, 1]], 0.2):
+        return (
+            "Later pays 1 in its second and last step for action 1, so with gamma 0.5 its Q is [[0.5, 0.5], [0, 1]]; "
+            f"yours is {[[round(x, 2) for x in row] for row in later]}.\nLook next at the target."
+        )
+    endless = train(env_id="Classroom/Endless-v0", gamma=0.5, **settings).agent(tensor([0.0])).tolist()
+    if not close(endless, [2, 2], 0.2):
+        return (
+            "Endless pays 1 in every step and is truncated after five, so with gamma 0.5 both actions are worth "
+            f"1 + 0.5 + 0.25 + … = 2; yours are worth {[round(x, 2) for x in endless]}.\nA little less would be: "
+            "truncation taken for the end. Look next at what is stored where an episode is truncated."
+        )
+
+
+exercise(
+    "build-dqn",
+    topic="milestone: DQN from scratch",
+    script="exercises/scripts/build_dqn.py",
+    blanks=(
+        "epsilon_at",
+        "choose_action",
+        "ReplayBuffer.add",
+        "ReplayBuffer.sample",
+        "td_targets",
+        "dqn_loss",
+        "train",
+    ),
+    gives={
+        "choose_action": "int",
+        "ReplayBuffer.sample": ("float32 tensor", "int64 tensor", "float32 tensor", "float32 tensor", "bool tensor"),
+        "td_targets": "float32 tensor",
+        "dqn_loss": "float32 tensor",
+    },
+    difficulty=2,
+    minutes=240,
+    task="write the algorithm: environment, network and evaluation are given above. Write the functions one by one, "
+    "and after each of them let check.py build-dqn --up-to 1 judge it. network(obs) returns Q for each action. train makes "
+    "env, two networks (make_agent twice; the target begins with the weights of the other: load_state_dict), an "
+    "optimizer (torch.optim.Adam over one network's parameters, with args.learning_rate), the buffer and "
+    "rng = np.random.default_rng(args.seed), and begins with env.reset(). Then, for each of args.total_timesteps "
+    "steps, counted from 0: choose, step, remember; reset where an episode is over; in steps that train_every divides, not "
+    "before learning_starts, one step of the optimizer; in steps that target_every divides, copy the network into the "
+    "target. It ends with env.close() and returns the network.",
+    cases=[
+        Case(
+            "epsilon_at steps 0, 25, 100 and 1000: from 1 to 0.2 within 100 steps",
+            epsilons,
+            [1.0, 0.8, 0.2, 0.2],  # 1 - 0.25 x 0.8
+            {
+                "going on below epsilon_end": [1.0, 0.8, 0.2, -7.0],
+                "forgetting epsilon_end: the line goes down to 0": [1.0, 0.75, 0.0, 0.0],
+                "going upwards": [0.2, 0.4, 1.0, 1.0],
+                "stopping at epsilon_end too early: the line goes to 0 and is cut off": [1.0, 0.75, 0.2, 0.2],
+            },
+            "the docstring: where the line begins and where it ends",
+        ),
+        Case(
+            "choose_action: epsilon 0, Q = 1, 2, 4, 3: shares of the actions",
+            choices(0.0),
+            [0, 0, 1, 0],
+            {
+                "exchanging epsilon and 1 - epsilon": lambda r: close(r, [0.25] * 4, 0.05),
+                "taking the lowest Q": [1, 0, 0, 0],
+            },
+            "which side of the coin is the best action",
+        ),
+        Case(
+            "choose_action: the same with epsilon 0.4",
+            choices(0.4),
+            [0.1, 0.1, 0.7, 0.1],  # 0.6 + 0.4 / 4
+            {
+                "never exploring": [0, 0, 1, 0],
+                "leaving the best action out of the random ones": [0.1333, 0.1333, 0.6, 0.1333],
+            },
+            "with probability epsilon any action, the best one too",
+            atol=0.04,
+        ),
+        Case(
+            "ReplayBuffer(3): transitions 1 and 2 are added (reward ten times the number, odd ones terminated)",
+            stored(2),
+            [[1, 2, 0], [1, 0, 0], [10, 20, 0], [1.5, 2.5, 0], [1, 0, 0]],
+            {
+                "exchanging obs and next_obs": lambda r: r[0][0] == 1.5,
+                "always writing into the same slot": lambda r: r[2] in ([20, 0, 0], [0, 20, 0], [0, 0, 20]),
+                "beginning with the second slot": lambda r: r[2] == [0, 10, 20],
+            },
+            "which slot is written first",
+        ),
+        Case(
+            "ReplayBuffer(3): transitions 1 to 5 are added",
+            stored(5),
+            [[4, 5, 3], [0, 1, 1], [40, 50, 30], [4.5, 5.5, 3.5], [0, 1, 1]],
+            {
+                "forgetting all that comes when the buffer is full": lambda r: r[2] == [10, 20, 30],
+                "overwriting the newest when the buffer is full": lambda r: r[2][:2] == [10, 20],
+            },
+            "which slot is written when all are full",
+        ),
+        Case(
+            "ReplayBuffer.sample: of 2 transitions in 3 slots: shares of slots never written, of 1, of 2; whether the "
+            "parts of a row belong together",
+            sampled(2),
+            [[0, 0.5, 0.5], 1],
+            {
+                "drawing slots that were never written": lambda r: r[0][0] > 0.1,
+                "never drawing the newest": lambda r: close(r[0], [0, 1, 0]),
+                "drawing each part by itself: they are of different transitions": lambda r: r[1] == 0,
+            },
+            "which slots hold something",
+            atol=0.05,
+        ),
+        Case(
+            "ReplayBuffer.sample: of the newest 3 of 5: shares of 0 (nothing) to 5",
+            sampled(5),
+            [[0, 0, 0, 1 / 3, 1 / 3, 1 / 3], 1],
+            {
+                "never drawing the oldest: all slots hold something": lambda r: close(
+                    r[0], [0, 0, 0, 0, 0.5, 0.5], 0.05
+                ),
+            },
+            "how many slots there are to draw from when all are full",
+            atol=0.05,
+        ),
+        Case(
+            "td_targets: rewards 1, 2, the second terminated, gamma 0.5, target Q (3, 5) and (8, 7)",
+            lambda m: m.td_targets(
+                rewards=tensor([1, 2]), terminated=tensor([0, 1]).bool(), gamma=0.5, target_q=tensor([[3, 5], [8, 7]])
+            ),
+            [3.5, 2.0],  # 1 + 0.5 x 5; 2
+            {
+                "bootstrapping over an end: nothing follows what terminated": [3.5, 6.0],
+                "counting the next state only where the episode has terminated": [1.0, 6.0],
+                "taking the maximum over the batch, not over the actions": [5.0, 2.0],  # (8, 7): 1 + 4
+                "taking the mean of the actions": [3.0, 2.0],
+                "forgetting gamma": [6.0, 2.0],
+                "giving nothing at all where the episode terminated: the last reward counts": [3.5, 0.0],
+            },
+            "the docstring, and which dimension has the actions",
+        ),
+        Case(
+            "dqn_loss: Q(s) = (s, 2s), target (6s, 3s), gamma 0.5; s 1, action 0, reward 1, s' 2; s 2, action 1, "
+            "reward 2, terminated",
+            dqn_step(0),
+            20.0,  # y = 1 + 0.5 x 12 = 7 and 2; Q(s, a) = 1 and 4: (36 + 4) / 2
+            {
+                "not using the target network: y is from the network that learns": 4.0,  # y = 1 + 0.5 x 4: (4 + 4) / 2
+                "taking Q of the best action, not of the one that was taken": 14.5,  # Q = 2, 4: (25 + 4) / 2
+                "taking Q of the next state for Q(s, a)": 20.5,  # Q = 2, 6: (25 + 16) / 2
+                "taking the sum, not the mean": 40.0,
+                "bootstrapping from s, not from s'": 6.5,  # y = 1 + 0.5 x 6 = 4: (9 + 4) / 2
+            },
+            "which network says what, about which state",
+        ),
+        Case(
+            "dqn_loss: the same; the gradient for the slopes of Q",
+            dqn_step(1),
+            # 2 (1 - 7) x 1 / 2 = -6 for action 0; 2 (4 - 2) x 2 / 2 = 4 for action 1
+            [-6.0, 4.0],
+            {"cutting the gradient of Q(s, a): nothing is learnt": [0, 0]},
+            "where the gradient has to go",
+        ),
+        Case(
+            "dqn_loss: the same; the gradient for the slopes of the target",
+            dqn_step(2),
+            [0, 0],
+            {"letting the gradient through the target: it is a number to aim at": lambda r: r[0] != 0},
+            "where the gradient has to be cut",
+        ),
+        Case(
+            "train in Endless, 40 steps, learning_starts 10, train_every 2: steps of the optimizer; whether gradients "
+            "add up",
+            updates_of_train,
+            [15, 0],  # in steps 10, 12, …, 38
+            {
+                "not setting gradients back to zero: they add up": [15, 1],
+                "taking no notice of train_every": lambda r: r[0] == 30,
+                "learning before learning_starts": lambda r: r[0] in (20, 19),
+                "taking no step of the optimizer": lambda r: r[0] == 0,
+            },
+            "when there is an update, and what happens in it",
+        ),
+        Case(
+            "train in Endless, 60 steps, target_every 20: whether network and target of dqn_loss are one object; how "
+            "often the target changes (0 never, 1 now and then, 2 at every update)",
+            networks_of_train,
+            [0, 1],
+            {
+                "using one network for both": lambda r: r[0] == 1,
+                "never copying the network into the target": [0, 0],
+                "copying the network into the target at every update": [0, 2],
+            },
+            "when the weights are copied, and where from",
+        ),
+    ],
+    probe=dqn_probe,
+    learn=Learn({"env_id": "CartPole-v1", "seed": 1, "quiet": True}, 100.0),
+)
+
+
 # ------------------------------------------------------------------------------------------------------------ build-ppo
 
 
@@ -598,6 +930,7 @@ exercise(
             rows_of_update,
             [6, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], 1],
             {
+                "taking no step of the optimizer": lambda r: r[0] == 0,
                 "taking the rows in the same order in each epoch": lambda r: r[3] == 0,
                 "going through the rows once only": lambda r: r[0] == 3,
                 "drawing rows with repeats: some are in several minibatches, some in none": lambda r: (
@@ -632,7 +965,6 @@ exercise(
             [1, 1, 1, 1, 1, 1],
             {
                 "collecting once only": [1, 1],
-                "taking no step of the optimizer": [],
             },
             "the order of collecting, estimating and updating",
         ),

@@ -43,6 +43,64 @@ def train(args):
     env.close()
     return agent
 """,
+    "build-dqn": """
+def epsilon_at(step, args):
+    slope = (args.epsilon_end - args.epsilon_start) / args.exploration_steps
+    return max(args.epsilon_end, args.epsilon_start + slope * step)
+
+def choose_action(network, obs, epsilon, rng):
+    q = network(torch.as_tensor(obs)).detach().numpy()
+    if rng.random() >= epsilon:
+        return int(np.argmax(q))
+    return int(rng.choice(np.arange(len(q))))
+
+def add(self, obs, action, reward, next_obs, terminated):
+    i = self.added % self.size
+    self.obs[i], self.next_obs[i] = torch.tensor(obs), torch.tensor(next_obs)
+    self.actions[i] = action
+    self.rewards[i] = reward
+    self.terminated[i] = bool(terminated)
+    self.added = self.added + 1
+
+def sample(self, batch_size, rng):
+    full = self.size if self.added > self.size else self.added
+    i = torch.as_tensor(rng.choice(full, batch_size))
+    return tuple(x[i] for x in (self.obs, self.actions, self.rewards, self.next_obs, self.terminated))
+
+ReplayBuffer.add, ReplayBuffer.sample = add, sample
+
+def td_targets(rewards, terminated, gamma, target_q):
+    best = target_q.amax(dim=1)
+    return torch.where(terminated, rewards, rewards + gamma * best)
+
+def dqn_loss(network, target, batch, gamma):
+    obs, actions, rewards, next_obs, terminated = batch
+    y = td_targets(rewards, terminated, gamma, target(next_obs)).detach()
+    q = network(obs)[range(len(actions)), actions]
+    return torch.nn.functional.mse_loss(q, y)
+
+def train(args):
+    env, rng = make_env(args), np.random.default_rng(args.seed)
+    network, target = make_agent(args), make_agent(args)
+    adam = torch.optim.Adam(network.parameters(), args.learning_rate)
+    buffer = ReplayBuffer(args.buffer_size, env.observation_space.shape[0])
+    obs, over = None, True
+    for t in range(args.total_timesteps):
+        if over:
+            obs, _ = env.reset()
+        action = choose_action(network, obs, epsilon_at(t, args), rng)
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        buffer.add(obs, action, reward, next_obs, terminated)
+        obs, over = next_obs, terminated or truncated
+        if t >= args.learning_starts and t % args.train_every == 0:
+            adam.zero_grad()
+            dqn_loss(network, target, buffer.sample(args.batch_size, rng), args.gamma).backward()
+            adam.step()
+        if t % args.target_every == 0:
+            target.load_state_dict(network.state_dict())
+    env.close()
+    return network
+""",
     "build-ppo": """
 def choose_actions(logits):
     p = logits.softmax(1)
@@ -153,6 +211,50 @@ WRONG = {
         ("taking no step of the optimizer", "        adam.step()\n", ""),
         ("taking one step only", "        adam.step()\n", "        adam.step()\n        break\n"),
         ("taking one step for each step", "        adam.step()\n", "        [adam.step() for _ in obs]\n"),
+    ],
+    "build-dqn": [
+        ("going on below epsilon_end", "max(args.epsilon_end, ", "("),
+        ("forgetting epsilon_end", "(args.epsilon_end - args.epsilon_start)", "(0 - args.epsilon_start)",
+         "max(args.epsilon_end,", "max(0.0,"),
+        ("going upwards", "max(args.epsilon_end, args.epsilon_start + slope * step)", "min(1.0, 0.2 - slope * step)"),
+        ("stopping at epsilon_end too early", "(args.epsilon_end - args.epsilon_start)", "(0 - args.epsilon_start)"),
+        ("exchanging epsilon", "rng.random() >= epsilon", "rng.random() < epsilon"),
+        ("taking the lowest Q", "np.argmax", "np.argmin"),
+        ("never exploring", "rng.random() >= epsilon", "True"),
+        ("leaving the best action out", "rng.choice(np.arange(len(q)))",
+         "rng.choice([a for a in range(len(q)) if a != q.argmax()])"),
+        ("exchanging obs and next_obs", "torch.tensor(obs), torch.tensor(next_obs)",
+         "torch.tensor(next_obs), torch.tensor(obs)"),
+        ("always writing into the same slot", "i = self.added % self.size", "i = 0"),
+        ("beginning with the second slot", "i = self.added %", "i = (self.added + 1) %"),
+        ("forgetting all that comes when", "    i = self.added % self.size",
+         "    i = self.added\n    if i >= self.size:\n        return"),
+        ("overwriting the newest when", "i = self.added % self.size", "i = min(self.added, self.size - 1)"),
+        ("drawing slots that were never written", "rng.choice(full,", "rng.choice(self.size,"),
+        ("never drawing the newest", "rng.choice(full,", "rng.choice(full - 1,"),
+        ("drawing each part by itself", "x[i] for x", "x[i[torch.randperm(len(i))]] for x"),
+        ("never drawing the oldest", "full = self.size", "full = self.size - 1"),
+        ("bootstrapping over an end", "torch.where(terminated, rewards, rewards + gamma * best)",
+         "rewards + gamma * best"),
+        ("counting the next state only where", "torch.where(terminated,", "torch.where(~terminated,"),
+        ("taking the maximum over the batch", "amax(dim=1)", "amax(dim=0)"),
+        ("taking the mean of the actions", "amax(dim=1)", "mean(dim=1)"),
+        ("forgetting gamma", "gamma * best", "best"),
+        ("giving nothing at all where", "torch.where(terminated, rewards,", "torch.where(terminated, 0 * rewards,"),
+        ("not using the target network", "target(next_obs)", "network(next_obs)"),
+        ("taking Q of the best action", "network(obs)[range(len(actions)), actions]", "network(obs).amax(1)"),
+        ("taking Q of the next state", "network(obs)[", "network(next_obs)["),
+        ("taking the sum, not the mean", "mse_loss(q, y)", "mse_loss(q, y, reduction='sum')"),
+        ("bootstrapping from s, not", "target(next_obs)", "target(obs)"),
+        ("cutting the gradient of Q", "mse_loss(q, y)", "mse_loss(q.detach(), y.requires_grad_())"),
+        ("letting the gradient through", ".detach()\n    q =", "\n    q ="),
+        ("using one network for both", "make_agent(args), make_agent(args)\n", "[make_agent(args)] * 2\n"),
+        ("never copying", "            target.load_state_dict(network.state_dict())", "            pass"),
+        ("copying the network into the target at every", "t % args.target_every == 0", "True"),
+        ("not setting gradients back", "            adam.zero_grad()\n", ""),
+        ("taking no notice of train_every", " and t % args.train_every == 0", ""),
+        ("learning before learning_starts", "t >= args.learning_starts and", "t > 0 and"),
+        ("taking no step", "            adam.step()\n", ""),
     ],
     "build-ppo": [
         ("always taking the likeliest action", "torch.multinomial(p, 1)", "p.argmax(1, keepdim=True)"),
