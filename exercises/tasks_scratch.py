@@ -90,7 +90,7 @@ def actor_critic_probe(**settings):
         if not close(value, 2.0, 0.2):
             return (
                 "Endless pays 1 in every step and is truncated after five, so with gamma 0.5 its state is worth "
-                f"1 + 0.5 + 0.25 + … = 2; your critic says {value:.2f}.\nAbout 1.6 would be: truncation taken for the "
+                f"1 + 0.5 + 0.25 + … = 2; your critic says {value:.2f}.\n1.6 or 1.7 would be: truncation taken for the "
                 "end. Look next at the last step of an episode."
             )
 
@@ -422,7 +422,7 @@ def dqn_probe(m, train):
     if not close(endless, [2, 2], 0.2):
         return (
             "Endless pays 1 in every step and is truncated after five, so with gamma 0.5 both actions are worth "
-            f"1 + 0.5 + 0.25 + … = 2; yours are worth {[round(x, 2) for x in endless]}.\nA little less would be: "
+            f"1 + 0.5 + 0.25 + … = 2; yours are worth {[round(x, 2) for x in endless]}.\nAbout 1.7 would be: "
             "truncation taken for the end. Look next at what is stored where an episode is truncated."
         )
 
@@ -449,13 +449,13 @@ exercise(
     difficulty=2,
     minutes=240,
     task="write the algorithm: environment, network and evaluation are given above. Write the functions one by one, "
-    "and after each of them let check.py build-dqn --up-to 1 judge it. network(obs) returns Q for each action. train makes "
-    "env, two networks (make_agent twice; the target begins with the weights of the other: load_state_dict), an "
+    "and after each of them let check.py build-dqn --up-to 1 judge it. network(obs) returns Q for each action. train "
+    "makes env, two networks (make_agent twice; the target begins with the weights of the other: load_state_dict), an "
     "optimizer (torch.optim.Adam over one network's parameters, with args.learning_rate), the buffer and "
     "rng = np.random.default_rng(args.seed), and begins with env.reset(). Then, for each of args.total_timesteps "
-    "steps, counted from 0: choose, step, remember; reset where an episode is over; in steps that train_every divides, not "
-    "before learning_starts, one step of the optimizer; in steps that target_every divides, copy the network into the "
-    "target. It ends with env.close() and returns the network.",
+    "steps, counted from 0: choose, step, remember; reset where an episode is over; in steps that train_every divides, "
+    "not before learning_starts, one step of the optimizer; in steps that target_every divides, copy the network into "
+    "the target. It ends with env.close() and returns the network.",
     cases=[
         Case(
             "epsilon_at steps 0, 25, 100 and 1000: from 1 to 0.2 within 100 steps",

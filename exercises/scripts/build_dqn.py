@@ -31,17 +31,17 @@ class Args:
     env_id: str = "CartPole-v1"  # discrete actions, observations that are vectors
     seed: int = 1
     total_timesteps: int = 40_000
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     gamma: float = 0.99  # discount
     buffer_size: int = 40_000  # transitions
     batch_size: int = 64
     learning_starts: int = 1000  # steps before the first update
-    train_every: int = 2  # steps from one update to the next
-    target_every: int = 500  # steps from one copy into the target network to the next
+    train_every: int = 4  # steps from one update to the next
+    target_every: int = 400  # steps from one copy into the target network to the next
     epsilon_start: float = 1.0  # probability of a random action, at first …
     epsilon_end: float = 0.05  # … and after
     exploration_steps: int = 10_000  # so many steps
-    hidden_size: int = 64
+    hidden_size: int = 128
     quiet: bool = False  # print nothing, draw no curve
 
 
