@@ -344,6 +344,11 @@ def critic_loss(values, targets):
     return ((values - targets) ** 2).mean(1).sum()
 
 
+def actor_loss(actor, critic, obs):
+    """-mean Q(s, mu(s)): its gradient is that of the deterministic policy, negated (arXiv 1509.02971, eq. 6)."""
+    return -critic(obs, actor(obs)).mean()
+
+
 @torch.no_grad()
 def polyak(target, source, tau):
     """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
@@ -429,15 +434,15 @@ def train(args):
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean())
             if agent.updates % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of the actor and all targets
                 with agent.mixed_precision():
-                    actor_loss = -agent.critics[0](batch.obs, agent.actor(batch.obs)).mean()  # TD3: by the first critic
+                    loss = actor_loss(agent.actor, agent.critics[0], batch.obs)  # TD3: by the first critic
                 actor_optimizer.zero_grad()
-                actor_loss.backward(inputs=list(agent.actor.parameters()))  # no gradient for the critic, which stays
+                loss.backward(inputs=list(agent.actor.parameters()))  # no gradient for the critic, which stays
                 if args.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
                 actor_optimizer.step()
                 polyak(agent.target_actor, agent.actor, args.tau)
                 polyak(agent.target_critics, agent.critics, args.tau)
-                run.log(actor_loss=actor_loss.detach())
+                run.log(actor_loss=loss.detach())
         run.figures["updates"] = [agent.updates]  # run.log would average it over the row
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()

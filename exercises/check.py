@@ -37,15 +37,15 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import hunts  # noqa: F401  (fills the table)
-import tasks  # noqa: F401
 from cut import cut_calls
-from forms import BadInput, Exercise, close, find, hints, plain, run_main, shape
+from forms import TABLES, BadInput, Exercise, close, find, hints, load_tables, plain, run_main, shape
 from runner import in_words, loaded
 
+load_tables()
 HERE = Path(__file__).resolve().parent
 ORIGINALS = HERE.parent if (HERE / "start.py").is_file() else None  # a handout has none
-POINTS = {1: 50, 2: 20, 3: 30}  # of the steps of an exercise; a hunt has the sum
+FOLDERS = [str(ORIGINALS), str(HERE / "scripts")] if ORIGINALS else []  # that originals stand in
+POINTS = {1: 50, 2: 20, 3: 30}  # of the steps of an exercise; of 100 for the steps that there are
 LIMITS = {1: 60, 2: 240, 3: 1200}  # seconds until a step is given up: many times what it takes
 STARTING = 120  # seconds until Python itself must have begun
 NOBODY = 65534  # the user whom a student's code runs as, if the grader is root
@@ -118,7 +118,7 @@ def other_user():
 def hidden_files():
     """What no student's code has to read: expected numbers, originals, tests."""
     if ORIGINALS is None:
-        return [HERE / "tasks.py", HERE / "hunts.py", HERE / "__pycache__"]
+        return [*(HERE / table for table in TABLES), HERE / "__pycache__"]
     return [HERE, ORIGINALS / "tests", ORIGINALS / ".git", ORIGINALS / "__pycache__", *ORIGINALS.glob("*.py")]
 
 
@@ -131,7 +131,7 @@ def run_child(source, request, table, seconds):
             path.mkdir()
         for name in ("runner.py", "forms.py", "probes.py"):
             shutil.copyfile(HERE / name, grader / name)
-        request |= {"hidden": list(map(str, hidden_files())), "originals": str(ORIGINALS or "")}
+        request |= {"hidden": list(map(str, hidden_files())), "originals": FOLDERS}
         (grader / "table.py").write_text(table, encoding="utf-8")
         (grader / "request.json").write_text(json.dumps(request))
         (work / request["script"]).write_bytes(source)
@@ -156,7 +156,7 @@ def run_child(source, request, table, seconds):
             with contextlib.suppress(ValueError, RecursionError):
                 found = json.loads(line)
                 child.answers += [found] if isinstance(found, dict) else []
-        for name in ("metrics.csv", "checkpoint.pt", "checkpoint.npz"):
+        for name in ("metrics.csv", "checkpoint.pt", "checkpoint.npz", "checkpoint.json"):
             if content := read_bounded(work / "run" / name, 2**29):
                 child.files[name] = content
     return child
@@ -212,9 +212,8 @@ class Student:
 
     def ask(self, others=(), **request):
         """A Child that has done what is asked for. BadInput if the file cannot be imported; Failed if it cheats."""
-        table = HERE / ("tasks.py" if isinstance(self.task, Exercise) else "hunts.py")
-        table = cut_calls(table.read_text(encoding="utf-8"), self.task.name, *others)
-        request |= {"script": self.task.script}
+        table = cut_calls((HERE / self.task.table).read_text(encoding="utf-8"), self.task.name, *others)
+        request |= {"script": self.task.file}
         child = run_child(self.source, request, table, max(self.deadline - time.monotonic(), 0.1))
         child.ended = f"your code has ended the process that it ran in (exit code {child.code})"
         if child.code is None:
@@ -228,10 +227,10 @@ class Student:
             )
         refused = next((str(answer["refused"]) for answer in child.answers if "refused" in answer), None)
         if refused is None and not any("loaded" in answer for answer in child.answers):
-            refused = f"{self.task.script} cannot be imported: {child.ended}"
+            refused = f"{self.task.file} cannot be imported: {child.ended}"
         if refused is not None:
             refused = " ".join(refused.split())[:500]
-            raise BadInput(refused.replace(self.task.script, str(self.path), 1))
+            raise BadInput(refused.replace(self.task.file, str(self.path), 1))
         child.answers = [answer for answer in child.answers if {"result", "error"} & answer.keys()]
         return child
 
@@ -281,6 +280,8 @@ def original(task, path):
 
 def trained(module, folder, settings):
     """What a run has left in a folder, as a Trained: `module`, the original, loads the weights and evaluates them."""
+    if not hasattr(module, "load_agent"):
+        return trained_small(module, folder, settings)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args = module.Args(**settings, evaluate=str(folder), model="last")
@@ -292,6 +293,23 @@ def trained(module, folder, settings):
     with open(f"{folder}/metrics.csv") as file:
         metrics = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
     return Trained({"eval_return_mean": mean, "eval_return_std": std}, agent, metrics)
+
+
+def trained_small(module, folder, settings):
+    """As `trained`, for a small script: its make_agent builds the network, its evaluate plays. Tables are numbers."""
+    args, weights, numbers = module.Args(**settings), Path(folder, "checkpoint.pt"), Path(folder, "checkpoint.json")
+    if weights.is_file():
+        import torch
+
+        agent = module.make_agent(args)
+        try:
+            agent.load_state_dict(torch.load(weights, weights_only=True))
+        except RuntimeError as error:
+            raise Failed(f"what your train has returned does not fit the script's own network: {error}") from None
+    else:
+        agent = plain(json.loads(numbers.read_text()))
+    mean, std = module.evaluate(agent, args) if hasattr(module, "evaluate") else (None, None)
+    return Trained({"eval_return_mean": mean, "eval_return_std": std}, agent, [])
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -369,12 +387,9 @@ def judge_case(case, answer, gives=()):
 
 def judge_numbers(task, student, points):
     """Step 1, or a hunt that is judged by calls: a Part for each case, with equal shares of the points."""
-    answers, n, parts = student.answers(), len(task.cases), []
-    for i, (case, answer) in enumerate(zip(task.cases, answers)):
-        share = points * (i + 1) // n - points * i // n
-        problem = judge_case(case, answer, getattr(task, "gives", ()))
-        parts.append(Part(f"case {i + 1}", share, problem))
-    return parts
+    equal = shares([1] * len(task.cases), points)
+    judged = [judge_case(case, found, getattr(task, "gives", ())) for case, found in zip(task.cases, student.answers())]
+    return [Part(f"case {i}", share, problem) for i, (share, problem) in enumerate(zip(equal, judged), 1)]
 
 
 def judge_probe(task, student):
@@ -401,20 +416,26 @@ def steps(task):
     """[(number, name, judge)] of an Exercise or a Hunt."""
     if not isinstance(task, Exercise):
         return [(2, "what the script does", judge_numbers if task.cases else judge_probe)]
-    learning = f"learning on {task.learn.settings['env_id']}"
-    return [
-        (1, "fixed numbers", judge_numbers),
-        (2, "a probe environment", judge_probe),
-        (3, learning, judge_learning),
-    ]
+    found = [(1, "fixed numbers", judge_numbers)]
+    if task.probe:
+        found.append((2, "a probe environment", judge_probe))
+    if task.learn:
+        where = f" on {task.learn.settings['env_id']}" if "env_id" in task.learn.settings else ""
+        found.append((3, f"learning{where}", judge_learning))
+    return found
+
+
+def shares(weights, total=100):
+    """Whole points in proportion to the weights, which add up to `total`."""
+    ends = [total * sum(weights[: i + 1]) // sum(weights) for i in range(len(weights))]
+    return [end - begin for begin, end in zip([0, *ends], ends)]
 
 
 def grade(task, student, up_to=3):
-    """Yield the Step of each step that is asked for; after one that fails, the others are not reached."""
-    failed = None
-    for number, name, judge in steps(task):
-        points = POINTS[number] if isinstance(task, Exercise) else sum(POINTS.values())
-        if number > max(up_to, steps(task)[0][0]):
+    """Yield the Step of each of the first `up_to` steps; after one that fails, the others are not reached."""
+    failed, points_of = None, shares([POINTS[number] for number, _, _ in steps(task)])
+    for i, ((number, name, judge), points) in enumerate(zip(steps(task), points_of), 1):
+        if i > up_to:
             return
         if failed:
             yield Step(name, [Part(name, points, f"not reached: step {failed} comes first")], reached=False)
@@ -427,13 +448,13 @@ def grade(task, student, up_to=3):
             else:
                 parts = [Part(name, points, judge(task, student))]
         except (Failed, BadInput) as error:
-            if number == steps(task)[0][0] and isinstance(error, BadInput):
+            if i == 1 and isinstance(error, BadInput):
                 raise
             parts = [Part(name, points, str(error))]
         except Exception as error:  # what a forged run left behind can break a probe in any way
             parts = [Part(name, points, f"what your run has left behind is of no use: {in_words(error)}")]
         step = Step(name, parts, student.printed, time.time() - begun)
-        failed = number if step.problem else None
+        failed = i if step.problem else None
         yield step
 
 
@@ -442,7 +463,7 @@ def grade(task, student, up_to=3):
 
 def work_file(task, folder=None):
     """The Path of the student's file: in `folder`, else in a handout beside this file, else in my_work."""
-    path = Path(folder or (HERE if (HERE / task.script).is_file() else "my_work"), task.script)
+    path = Path(folder or (HERE if (HERE / task.file).is_file() else "my_work"), task.file)
     if not path.is_file():
         begin = f": begin with python exercises/start.py {task.name}" if ORIGINALS else ""
         raise BadInput(f"there is no {path}{begin}")
@@ -547,10 +568,10 @@ def main():
             results = show(task, student, args.up_to, functools.partial(done, task))
         except BadInput as error:  # with --json there is a file all the same, or Gradescope would report a crash
             complaint = complaint or error
-            done(task, Step(task.script, [Part(task.script, sum(POINTS.values()), str(error))]))
+            done(task, Step(task.file, [Part(task.file, sum(POINTS.values()), str(error))]))
             continue
         good &= not any(step.problem for step in results)
-        if not args.json and student.path.parent.resolve() != ORIGINALS:
+        if not args.json and str(student.path.parent.resolve()) not in FOLDERS:
             note_progress(student.path.parent, task.name, results)
     if complaint:
         raise complaint

@@ -1,6 +1,7 @@
-"""What an exercise and a bug hunt consist of. tasks.py and hunts.py fill these forms in; they are the two tables."""
+"""What an exercise and a bug hunt consist of. The files in TABLES fill these forms in."""
 
 import difflib
+import importlib
 import math
 import re
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+TABLES = ("tasks_small.py", "tasks_scratch.py", "tasks.py", "hunts.py")  # each needs none of the others
 EXERCISES, HUNTS = {}, {}  # by name, in the order of the tables
 
 
@@ -35,22 +37,32 @@ class Learn:
     threshold: float
 
 
+class Task:
+    """What exercises and hunts have in common."""
+
+    @property
+    def file(self):
+        """The name of the student's file: the script's, without its folder."""
+        return Path(self.script).name
+
+
 @dataclass
-class Exercise:
+class Exercise(Task):
     """Functions or methods of a script to write, and how a copy of the script with them is judged."""
 
     name: str
     topic: str
-    script: str
+    script: str  # a script of the repository, or a small one, exercises/scripts/NAME.py
     blanks: tuple  # names of functions, or Class.method, whose bodies are taken out
     difficulty: int  # 1 to 3
     minutes: int
     task: str  # what to write, and what is at hand; shown by start.py and written into the first blank
     cases: list  # step 1
-    probe: Callable  # step 2: of the original and train(**settings) -> Trained; None, or what is wrong
-    learn: Learn  # step 3
+    probe: Callable = None  # step 2, if there is one: of the original and train(**settings) -> Trained; what is wrong
+    learn: Learn = None  # step 3, if there is one
     gives: dict = field(default_factory=dict)  # blank -> what it has to return: "float32 tensor", a tuple for a pair
     hides: tuple = ()  # functions that would give the solution away: made unreadable in the copy
+    table: str = ""  # the file that it stands in
 
 
 @dataclass
@@ -63,7 +75,7 @@ class Plant:
 
 
 @dataclass
-class Hunt:
+class Hunt(Task):
     """A copy of a script with one planted bug. `check` judges what the script does, not what it looks like."""
 
     name: str
@@ -74,6 +86,7 @@ class Hunt:
     check: Callable = None  # of the original and train(**settings) -> Trained; None, or what is still wrong
     plant: Plant = None  # left out of handouts
     cases: list = ()  # instead of check: calls of the student's code, as in an exercise
+    table: str = ""  # the file that it stands in
 
 
 def exercise(name, **fields):
@@ -84,6 +97,15 @@ def exercise(name, **fields):
 def hunt(name, **fields):
     """Put a Hunt into the table."""
     HUNTS[name] = Hunt(name, **fields)
+
+
+def load_tables():
+    """Import the tables, which fills EXERCISES and HUNTS. A handout has only those that it needs."""
+    for table in TABLES:
+        if Path(__file__).with_name(table).is_file():
+            importlib.import_module(table.removesuffix(".py"))
+        for task in [*EXERCISES.values(), *HUNTS.values()]:
+            task.table = task.table or table
 
 
 def find(name):

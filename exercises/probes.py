@@ -24,6 +24,26 @@ class Chain(gym.Env):
         return self.at, float(self.at), over and self.end == "terminated", over and self.end == "truncated", {}
 
 
+class Walk(gym.Env):
+    """As Chain, but the states are vectors, and there are two actions, which make no difference."""
+
+    observation_space, action_space = spaces.Box(0, 3, (1,)), spaces.Discrete(2)
+
+    def __init__(self, end="terminated"):
+        self.end, self.actions = end, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.at += 1
+        self.actions.append(int(action))
+        ends = [self.at == 3 and self.end == end for end in ("terminated", "truncated")]
+        return np.full(1, self.at, np.float32), float(self.at), *ends, {}
+
+
 class Fork(gym.Env):
     """In state 0, action 0 ends the episode and pays 0.2, action 1 leads to state 1, where only action 1 pays 1."""
 
@@ -176,7 +196,7 @@ class Window(gym.Env):
         return action * self.np_random.uniform(-1, 1, 3).astype(np.float32), 0.0, True, False, {}
 
 
-for env in (Chain, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password, Window):
+for env in (Chain, Walk, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password, Window):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 
@@ -277,3 +297,10 @@ class Ayes(Team):
 
     def reward(self, actions):
         return sum(actions.values())
+
+
+class Signs(Team):
+    """One step, which pays 1 to the team for every agent whose sign is 1, whatever they do."""
+
+    def reward(self, actions):
+        return sum(self.sign.values()) / 2  # to each of the two

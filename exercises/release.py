@@ -47,7 +47,7 @@ def sheet(chosen):
     """The instructions, as Markdown."""
     lines = ["# What there is to do", ""]
     for task in chosen:
-        lines += [f"## {task.name}: `{task.script}`, about {task.minutes} minutes", "", *describe(task), ""]
+        lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task), ""]
         lines += [f"Then: `python check.py {task.name}`", ""]
     kinds = "".join(
         text for text, table in ((STEPS, EXERCISES), (BEHAVIOUR, HUNTS)) if {t.name for t in chosen} & {*table}
@@ -79,13 +79,13 @@ def release(names, out):
     chosen, out = [find(name) for name in dict.fromkeys(names)], Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
-    files = {script: working_copy(*tasks) for script, tasks in by_script(chosen).items()}
+    files = {tasks[0].file: working_copy(*tasks) for tasks in by_script(chosen).values()}
     files |= {
         name: (HERE / name).read_text(encoding="utf-8")
         for name in ("check.py", "cut.py", "forms.py", "probes.py", "runner.py")
     }
-    for name in ("tasks.py", "hunts.py"):
-        files[name] = cut_table((HERE / name).read_text(encoding="utf-8"), {task.name for task in chosen})
+    for table in dict.fromkeys(task.table for task in chosen):
+        files[table] = cut_table((HERE / table).read_text(encoding="utf-8"), {task.name for task in chosen})
     intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
     kept = [section for section in sections if section.split("\n")[0] in [task.name for task in chosen]]
     files["hints.md"] = "\n## ".join([intro, *kept])
@@ -93,7 +93,7 @@ def release(names, out):
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
-    if "DEMOS" in files["tasks.py"]:
+    if "DEMOS" in files.get("tasks.py", ""):
         shutil.copytree(ROOT / "demos" / "MountainCar-v0", out / "demos")
     return out
 

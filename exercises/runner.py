@@ -128,10 +128,10 @@ def watch(module, blanks, notes):
         setattr(owner, name, watched(blank, getattr(owner, name), notes))
 
 
-def watch_files(folder, opened):
-    """Note in the set `opened` which scripts directly in `folder` this process imports or opens from now on."""
-    folders = {folder, os.path.join(folder, "__pycache__")}
-    scripts = {path.stem for path in Path(folder).glob("*.py")}
+def watch_files(folders, opened):
+    """Note in the set `opened` which scripts directly in `folders` this process imports or opens from now on."""
+    scripts = {path.stem for folder in folders for path in Path(folder).glob("*.py")}
+    folders = {*folders, *(os.path.join(folder, "__pycache__") for folder in folders)}
 
     def hook(event, args):
         if event == "import" and args[0] in scripts:
@@ -170,8 +170,19 @@ def quiet(function):
 def train(module, folder, **settings):
     """Run a script from beginning to end, into the folder `run` of `folder`. Returns what its train returned.
 
-    The script's own lines are not shown, and no curve is drawn: prints are the student's.
+    The script's own lines are not shown, and no curve is drawn: prints are the student's. What a small script's train
+    returns is written here: the weights of a network, or numbers.
     """
+    if not hasattr(module, "Run"):
+        agent = module.train(module.Args(**settings))
+        os.makedirs(f"{folder}/run", exist_ok=True)
+        if hasattr(agent, "state_dict"):
+            import torch
+
+            torch.save(agent.state_dict(), f"{folder}/run/checkpoint.pt")
+        else:
+            Path(folder, "run/checkpoint.json").write_text(json.dumps(plain(agent)))
+        return agent
     for name in ("__init__", "finish"):
         setattr(module.Run, name, quiet(getattr(module.Run, name)))
     module.Run.draw_curve = module.draw_values = lambda *anything: None  # the latter is qlearning.py's

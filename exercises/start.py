@@ -22,10 +22,9 @@ import tokenize
 import zlib
 from pathlib import Path
 
-import hunts  # noqa: F401  (fills the table)
-import tasks  # noqa: F401
-from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
+from forms import EXERCISES, HUNTS, BadInput, Exercise, find, load_tables, run_main
 
+load_tables()
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -145,7 +144,7 @@ def write_copy(chosen, folder, force=False):
 
     BadInput, unless `force`, if another file is there; with `force`, that one is kept under another name.
     """
-    path, source = Path(folder, chosen[0].script), working_copy(*chosen)
+    path, source = Path(folder, chosen[0].file), working_copy(*chosen)
     try:
         if path.exists() and path.read_bytes() != source.encode():
             if not force:
@@ -168,7 +167,7 @@ def progress(folder):
     for task in [*EXERCISES.values(), *HUNTS.values()]:
         passed, steps = known.get(task.name, (0, 0))
         state = "solved" if steps and passed == steps else f"{passed} of {steps} steps" if steps else ""
-        lines.append(f"{task.name:16}  {task.script:16}  {state}".rstrip())
+        lines.append(f"{task.name:16}  {task.file:16}  {state}".rstrip())
     solved = sum(line.endswith("solved") for line in lines)
     return [*lines, "", f"{solved} of {len(lines)} solved in {folder}"]
 
@@ -176,10 +175,10 @@ def progress(folder):
 def describe(task):
     """What there is to do, as lines of text."""
     if isinstance(task, Exercise):
-        what = f"Topic: {task.topic}. To write, in {task.script}: {', '.join(task.blanks)}."
+        what = f"Topic: {task.topic}. To write, in {task.file}: {', '.join(task.blanks)}."
         text = task.task[0].upper() + task.task[1:]
     else:
-        what = f"A bug hunt: one line of {task.script} is wrong in this copy. It runs, and no message will tell you."
+        what = f"A bug hunt: one line of {task.file} is wrong in this copy. It runs, and no message will tell you."
         text = f"Hint: {task.hint}"
     return [*textwrap.wrap(what, 100), "", *textwrap.wrap(text, 100)]
 
@@ -187,14 +186,14 @@ def describe(task):
 def table():
     """The list of all exercises and hunts, as lines of text."""
     width = max(map(len, EXERCISES))
-    lines = [f"{'exercise':{width}}  {'script':13}  level  minutes  topic"]
+    lines = [f"{'exercise':{width}}  {'script':18}  level  minutes  topic"]
     for e in EXERCISES.values():
-        lines.append(f"{e.name:{width}}  {e.script:13}  {'*' * e.difficulty:5}  {e.minutes:7}  {e.topic}")
-    lines += ["", f"{'bug hunt':{width}}  {'script':13}  level  minutes  what one sees"]
+        lines.append(f"{e.name:{width}}  {e.file:18}  {'*' * e.difficulty:5}  {e.minutes:7}  {e.topic}")
+    lines += ["", f"{'bug hunt':{width}}  {'script':18}  level  minutes  what one sees"]
     for h in HUNTS.values():
-        indent = " " * (width + 33)
+        indent = " " * (width + 38)
         hint = textwrap.wrap(h.hint, 100, initial_indent=indent, subsequent_indent=indent)
-        lines.append(f"{h.name:{width}}  {h.script:13}  {'*' * h.difficulty:5}  {h.minutes:7}  {hint[0].strip()}")
+        lines.append(f"{h.name:{width}}  {h.file:18}  {'*' * h.difficulty:5}  {h.minutes:7}  {hint[0].strip()}")
         lines += hint[1:]
     return [*lines, "", "begin one with: python exercises/start.py NAME"]
 

@@ -1576,6 +1576,7 @@ exercise(
     topic="evolution strategies: candidates and their gradient",
     script="es.py",
     blanks=("make_candidates", "es_gradient"),
+    hides=("ars_gradient",),
     gives={"make_candidates": "array", "es_gradient": "array"},
     difficulty=2,
     minutes=40,

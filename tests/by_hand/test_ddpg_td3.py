@@ -42,6 +42,11 @@ def test_critic_loss(script):
     close(script.critic_loss(torch.tensor([[2.0, 5.0], [1.0, 0.0]]), torch.tensor([1.0, 3.0])), 7)
 
 
+def test_actor_loss(script):
+    """mu(s) = 2 s, Q(s, a) = s + a, s = 1 and 3: -(3 + 9) / 2. Fails if the sum is taken, or the sign is forgotten."""
+    close(script.actor_loss(lambda obs: 2 * obs, lambda obs, actions: obs + actions, torch.tensor([1.0, 3.0])), -6)
+
+
 def test_polyak(script):
     """tau = 0.01 from 0 towards 1 is 0.01, then 0.01 + 0.01 * 0.99 = 0.0199. The source stays.
 

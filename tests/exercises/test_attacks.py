@@ -34,7 +34,7 @@ WRONG = "def epsilon_greedy(values, epsilon, rng):\n    return 0\n"
 
 def graded(folder, source, name="epsilon-greedy", up_to=1):
     """The Steps of a file with this source."""
-    path = folder / find(name).script
+    path = folder / find(name).file
     path.write_text(source, encoding="utf-8")
     return list(check.grade(find(name), check.Student(find(name), path), up_to))
 
@@ -155,7 +155,7 @@ def test_results_cannot_be_written_by_others(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", [*EXERCISES, *(name for name, hunt in HUNTS.items() if hunt.cases)])
 def test_a_table_of_calls_holds_nothing_that_is_expected(name):
     """Fails if the file that the student's process gets names a case or a mistake, or lacks what its calls need."""
-    table = cut.cut_calls((ROOT / "exercises" / ("tasks.py" if name in EXERCISES else "hunts.py")).read_text(), name)
+    table = cut.cut_calls((ROOT / "exercises" / find(name).table).read_text(), name)
     assert not any(word in table for word in ("Case", "#", "exercise(", "hunt(", "Plant"))
     assert not any(text in table for case in find(name).cases for text in [*case.mistakes, case.what])
     names = {"__file__": "table.py"}
@@ -192,8 +192,8 @@ print(tried(os.truncate, {str(tmp_path)!r} + "/others.txt", 0), tried(open, "own
 
 def student_of(folder, source, name="epsilon-greedy"):
     """A Student with a file of this source."""
-    (folder / find(name).script).write_text(source)
-    return check.Student(find(name), folder / find(name).script)
+    (folder / find(name).file).write_text(source)
+    return check.Student(find(name), folder / find(name).file)
 
 
 @pytest.mark.parametrize(

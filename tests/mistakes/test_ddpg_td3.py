@@ -72,9 +72,12 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "not smoothed": "if args.target_noise > 0 -> if False",
         "first target critic only": "in agent.target_critics] -> in agent.target_critics[:1]]",
     },
+    ("actor_loss", by_hand.test_actor_loss): {
+        "actor goes downhill": "return -critic -> return critic",
+        "sum instead of mean": ".mean() -> .sum()",
+    },
     ("train", by_hand.test_an_update): {
-        "actor goes downhill": "actor_loss = -agent -> actor_loss = agent",
-        "actor follows the other critic": "-agent.critics[0] -> -agent.critics[-1]",
+        "actor follows the other critic": "agent.critics[0], batch.obs -> agent.critics[-1], batch.obs",
         "learning rates exchanged": "lr=args.actor_learning_rate -> lr=args.critic_learning_rate",
         "actor's target stays": "polyak(agent.target_actor, agent.actor, args.tau) -> 0",
         "critics' targets stay": "polyak(agent.target_critics, agent.critics, args.tau) -> 0",
@@ -82,8 +85,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "rate of the round's end": "args.critic_learning_rate * (1 - run.step -> "
         "args.critic_learning_rate * (1 - (run.step + args.num_envs)",
         "no delay": "agent.updates % args.policy_frequency == 0 -> True",
-        "actor learns from what was done": "agent.critics[0](batch.obs, agent.actor(batch.obs)) -> "
-        "agent.critics[0](batch.obs, batch.actions + 0 * agent.actor(batch.obs))",
+        "actor learns from what was done": "actor_loss(agent.actor, -> "
+        "actor_loss(lambda obs: batch.actions + 0 * agent.actor(obs),",
     },
     ("train", by_hand.test_delay_counts_critic_updates): {
         "targets do not wait": "            if agent.updates % -> "
@@ -101,8 +104,8 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     },
     ("train", loops.test_no_gradient_is_computed_that_is_thrown_away): {
         "the actor's loss goes into the critic": "backward(inputs=list(agent.actor.parameters())) -> backward()",
-        "both critics judge the actor": "actor_loss = -agent.critics[0](batch.obs, agent.actor(batch.obs)).mean() -> "
-        "actor_loss = -[critic(batch.obs, agent.actor(batch.obs)) for critic in agent.critics][0].mean()",
+        "both critics judge the actor": "loss = actor_loss(agent.actor, agent.critics[0], batch.obs) -> "
+        "loss = [actor_loss(agent.actor, critic, batch.obs) for critic in agent.critics][0]",
     },
     ("train", loops.test_what_is_stored): {
         "actions as the environment takes them": "buffer.add(obs, actions, -> buffer.add(obs, 0 * actions,",

@@ -1,0 +1,256 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
+#   "tyro==1.0.17",
+# ]
+# ///
+"""Proximal policy optimisation (PPO), from scratch (arXiv 1707.06347).
+
+Play some steps in several environments, let the critic say how much better than expected each action turned out (its
+advantage A), and make the better actions likelier, in several epochs over the same steps. The ratio r says how much
+likelier an action has become since; clipping takes away the reason to move it far from 1:
+
+    L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / pi_old(a|s)     (eq. 7)
+
+Environment, networks, evaluation and the learning curve are at the top; what learns stands below.
+
+    python build_ppo.py                       # CartPole-v1, half a minute; draws build_ppo.png
+    python build_ppo.py --clip-coef 1000      # without clipping
+"""
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+
+@dataclass(kw_only=True)
+class Args:
+    env_id: str = "CartPole-v1"  # discrete actions, observations that are vectors
+    seed: int = 1
+    total_timesteps: int = 100_000  # in all environments together
+    num_envs: int = 16
+    num_steps: int = 64  # in each environment, between two updates
+    learning_rate: float = 2e-3
+    gamma: float = 0.98  # discount
+    gae_lambda: float = 0.9
+    update_epochs: int = 4
+    minibatch_size: int = 256  # divides num_envs x num_steps
+    clip_coef: float = 0.2  # the eps of the formula
+    vf_coef: float = 0.5  # weight of the critic's loss
+    ent_coef: float = 0.0  # weight of the entropy, which is to be high
+    hidden_size: int = 64
+    quiet: bool = False  # print nothing, draw no curve
+
+
+# ===== given: environment, networks, evaluation, learning curve
+
+
+class Environments:
+    """Environments side by side: all is in tensors, of which the first dimension counts the environments.
+
+    They remember the return of each episode, for the learning curve.
+    """
+
+    def __init__(self, args):
+        self.args, self.steps, self.history = args, 0, []
+        self.current = np.zeros(args.num_envs)  # returns of the episodes under way
+        same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+        self.envs = gym.make_vec(args.env_id, args.num_envs, vectorization_mode="sync", vector_kwargs=same_step)
+
+    def reset(self):
+        """The first observations (N, size)."""
+        obs, _ = self.envs.reset(seed=self.args.seed)
+        return torch.as_tensor(obs)
+
+    def step(self, actions):
+        """One step in each: (obs, rewards, terminated, truncated, reached).
+
+        `obs` are what the next actions are to be chosen from. `reached` are the observations that the step led to.
+        They are the same, but where an episode has ended: there obs is already the first of a new episode.
+        """
+        obs, rewards, terminated, truncated, infos = self.envs.step(actions.numpy())
+        reached = obs.copy()
+        self.steps += len(obs)
+        self.current += rewards
+        for i in np.flatnonzero(terminated | truncated):
+            reached[i] = infos["final_obs"][i]
+            self.history.append((self.steps, self.current[i]))
+            self.current[i] = 0.0
+        if self.steps % max(self.args.total_timesteps // 10, 1) < len(obs) and self.history and not self.args.quiet:
+            print(f"step {self.steps}: mean return {np.mean([r for _, r in self.history[-20:]]):.1f}")
+        rewards = torch.as_tensor(rewards, dtype=torch.float32)
+        ends = torch.as_tensor(terminated), torch.as_tensor(truncated)
+        return torch.as_tensor(obs), rewards, *ends, torch.as_tensor(reached)
+
+    def close(self):
+        """Call it at the end: it draws the curve."""
+        self.envs.close()
+        if not self.args.quiet:
+            draw_curve(self.history, f"{__file__.removesuffix('.py')}.png")
+
+
+def draw_curve(history, path):
+    """A picture of the return of each episode, with a running mean."""
+    import matplotlib.pyplot as plt
+
+    steps, returns = np.array(history).T
+    window = min(20, len(returns))
+    plt.plot(steps, returns, ".", alpha=0.3)
+    plt.plot(steps[window - 1 :], np.convolve(returns, np.ones(window) / window, "valid"))
+    plt.xlabel("steps")
+    plt.ylabel("return of an episode")
+    plt.savefig(path)
+    print(f"the learning curve is {path}")
+
+
+class Agent(nn.Module):
+    """Two networks: the policy, and the critic."""
+
+    def __init__(self, obs_size, num_actions, hidden_size):
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(obs_size, hidden_size), nn.Tanh(), nn.Linear(hidden_size, num_actions))
+        self.critic = nn.Sequential(nn.Linear(obs_size, hidden_size), nn.Tanh(), nn.Linear(hidden_size, 1))
+
+    def forward(self, obs):
+        """(logits (…, actions), values (…)) of observations (…, size), a float32 tensor."""
+        return self.actor(obs), self.critic(obs).squeeze(-1)
+
+    def best_action(self, obs):
+        return self.actor(obs).argmax(-1)
+
+
+def make_agent(args):
+    """A new agent. From here on everything that torch draws depends on the seed."""
+    torch.manual_seed(args.seed)
+    env = gym.make(args.env_id)
+    return Agent(env.observation_space.shape[0], int(env.action_space.n), args.hidden_size)
+
+
+def evaluate(agent, args, episodes=20):
+    """(mean, standard deviation) of the returns of some episodes, in which the agent takes its best action."""
+    env, returns = gym.make(args.env_id), []
+    for i in range(episodes):
+        obs, _ = env.reset(seed=args.seed + 10_000 + i)
+        returns.append(0.0)
+        over = False
+        while not over:
+            with torch.no_grad():
+                action = agent.best_action(torch.as_tensor(obs)).item()
+            obs, reward, terminated, truncated, _ = env.step(action)
+            returns[-1] += float(reward)
+            over = terminated or truncated
+    return float(np.mean(returns)), float(np.std(returns))
+
+
+# ===== what learns
+
+
+def choose_actions(logits):
+    """Draw an action for each row of logits (N, actions). Returns (actions (N,), their log-probabilities (N,))."""
+    policy = torch.distributions.Categorical(logits=logits)
+    actions = policy.sample()
+    return actions, policy.log_prob(actions)
+
+
+def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """(advantages, returns) by generalised advantage estimation (arXiv 1506.02438, eq. 11 and 16); all are (T, N).
+
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t),   A_t = delta_t + gamma lambda A_{t+1},   returns = A + V.
+    next_values[t] is the value of the state that step t led to.
+    """
+    advantages = torch.empty_like(rewards)
+    following = 0.0
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] * ~terminated[t] - values[t]
+        following = delta + gamma * gae_lambda * following * ~(terminated[t] | truncated[t])
+        advantages[t] = following
+    return advantages, advantages + values
+
+
+def normalized(advantages):
+    """The advantages (T, N), shifted and scaled to mean 0 and standard deviation 1 over all of them."""
+    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+
+def ppo_loss(logits, values, actions, old_log_probs, advantages, returns, args):
+    """A number to minimise: - L + vf_coef mean((returns - V)^2) - ent_coef (the mean entropy of the policy).
+
+    L is the clipped objective of eq. 7. `logits` (B, actions) and `values` (B,) are of the present networks, with
+    gradients; all else is (B,) and was collected.
+    """
+    policy = torch.distributions.Categorical(logits=logits)
+    ratio = (policy.log_prob(actions) - old_log_probs).exp()
+    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
+    value_loss = ((returns - values) ** 2).mean()
+    return policy_loss + args.vf_coef * value_loss - args.ent_coef * policy.entropy().mean()
+
+
+def collect(agent, envs, obs, args):
+    """Play num_steps steps in each environment, beginning with the observations obs (N, size).
+
+    Returns a dict of tensors (T, N, …): obs, actions, log_probs, rewards, values, next_values, terminated, truncated,
+    of which next_values are the values of what each step has `reached`; and the observations to go on with.
+    """
+    steps = []
+    for _ in range(args.num_steps):
+        with torch.no_grad():
+            logits, values = agent(obs)
+            actions, log_probs = choose_actions(logits)
+            next_obs, rewards, terminated, truncated, reached = envs.step(actions)
+            _, next_values = agent(reached)
+        steps.append(
+            {
+                "obs": obs,
+                "actions": actions,
+                "log_probs": log_probs,
+                "rewards": rewards,
+                "values": values,
+                "next_values": next_values,
+                "terminated": terminated,
+                "truncated": truncated,
+            }
+        )
+        obs = next_obs
+    return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}, obs
+
+
+def update(agent, optimizer, obs, actions, log_probs, advantages, returns, args):
+    """One step of the optimizer for each minibatch, in each of update_epochs epochs.
+
+    The tensors are (B, …), all that was collected. In an epoch each row is in one minibatch, in an order drawn anew.
+    """
+    for _ in range(args.update_epochs):
+        for rows in torch.randperm(len(obs)).split(args.minibatch_size):
+            logits, values = agent(obs[rows])
+            loss = ppo_loss(logits, values, actions[rows], log_probs[rows], advantages[rows], returns[rows], args)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def train(args):
+    """Learn for args.total_timesteps steps. Returns the agent."""
+    envs = Environments(args)
+    agent = make_agent(args)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
+    obs = envs.reset()
+    while envs.steps < args.total_timesteps:
+        rollout, obs = collect(agent, envs, obs, args)
+        estimates = ("rewards", "values", "next_values", "terminated", "truncated")
+        advantages, returns = compute_gae(*(rollout[name] for name in estimates), args.gamma, args.gae_lambda)
+        batch = [rollout["obs"], rollout["actions"], rollout["log_probs"], normalized(advantages), returns]
+        update(agent, optimizer, *(x.flatten(0, 1) for x in batch), args)
+    envs.close()
+    return agent
+
+
+if __name__ == "__main__":
+    import tyro
+
+    args = tyro.cli(Args)
+    print("evaluation: {:.1f} ± {:.1f}".format(*evaluate(train(args), args)))
