@@ -2,13 +2,14 @@
 
 import difflib
 import math
+import random
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-EXERCISES, HUNTS = {}, {}  # by name, in the order of the tables
+EXERCISES, HUNTS, POOLS = {}, {}, {}  # by name, in the order of the tables; a pool is hunts of one script
 
 
 class BadInput(Exception):
@@ -60,6 +61,7 @@ class Plant:
     where: str
     old: str
     new: str
+    hint: str = ""  # of a pool's own bugs: as Hunt.hint
 
 
 @dataclass
@@ -74,6 +76,8 @@ class Hunt:
     check: Callable = None  # of the original and train(**settings) -> Trained; None, or what is still wrong
     plant: Plant = None  # left out of handouts
     cases: list = ()  # instead of check: calls of the student's code, as in an exercise
+    members: tuple = ()  # of a pool, instead of check: the names of the hunts all of whose checks have to pass
+    plants: tuple = ()  # of a pool: more bugs that these checks find
 
 
 def exercise(name, **fields):
@@ -86,12 +90,32 @@ def hunt(name, **fields):
     HUNTS[name] = Hunt(name, **fields)
 
 
+def pool(name, **fields):
+    """Put a Hunt whose bug is drawn from a number into the table."""
+    POOLS[name] = Hunt(name, **fields)
+
+
 def find(name):
-    """The Exercise or Hunt of this name. BadInput, with near names, if there is none."""
-    if task := EXERCISES.get(name) or HUNTS.get(name):
+    """The Exercise, Hunt or pool of this name. BadInput, with near names, if there is none."""
+    if task := EXERCISES.get(name) or HUNTS.get(name) or POOLS.get(name):
         return task
-    near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS], n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS, *POOLS], n=3, cutoff=0.4)
     raise BadInput(f"there is no exercise {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def alternatives(hunt):
+    """The Plants of a Hunt, each with its hint: one, but of a pool all that may be drawn."""
+    if hunt.plant:
+        return [replace(hunt.plant, hint=hunt.hint)]
+    return [plant for name in hunt.members for plant in alternatives(HUNTS[name])] + list(hunt.plants)
+
+
+def drawn(hunt, number):
+    """The pool with the bug of this number: always the same one, and the next number has another one."""
+    plants = alternatives(hunt)
+    random.Random(hunt.name).shuffle(plants)
+    plant = plants[number % len(plants)]
+    return replace(hunt, plant=plant, hint=plant.hint)
 
 
 def hints(name):
