@@ -6,8 +6,8 @@ Each sheet has a note for teachers, of which it holds nothing; and the course in
 
 import fnmatch
 import importlib
+import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -17,45 +17,17 @@ import pytest
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-for folder in (ROOT, ROOT / "exercises"):
+for folder in (ROOT, ROOT / "exercises", ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))
 
 import hunts  # noqa: E402, F401  (fills the table)
 import tasks  # noqa: E402, F401
 from forms import EXERCISES, HUNTS, POOLS  # noqa: E402
+from sheets import BEGIN, END, NONE, RESULTS, commands, figures, table  # noqa: E402
 
 SHEETS = sorted((ROOT / "exercises" / "sheets").glob("week-*.md"))
 TEACHERS = ROOT / "exercises" / "teachers"
 every_sheet = pytest.mark.parametrize("sheet", SHEETS, ids=lambda path: path.stem)
-
-
-def commands(text):
-    """All commands of a sheet, lists of words, in the order in which a shell would run them."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [line.strip() for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines() if line.strip()]
-    return played(lines, {})
-
-
-def played(lines, names):
-    """What a shell would run: loops (`for x in a b; do` … `done`), assignments (x="…") and $x are understood."""
-    found, i = [], 0
-    while i < len(lines):
-        line = lines[i]
-        i += 1
-        if loop := re.fullmatch(r"for (\w+) in (.*); do", line):
-            depth, start = 1, i
-            while depth:
-                depth += lines[i].startswith("for ") - (lines[i] == "done")
-                i += 1
-            for value in loop[2].split():
-                found += played(lines[start : i - 1], names | {loop[1]: value})
-        else:
-            line = re.sub(r"\$(\w+)", lambda match: names[match[1]], line)
-            if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
-                names = names | {assignment[1]: assignment[2]}
-            else:
-                found.append(shlex.split(line))
-    return found
 
 
 def accepted(command):
@@ -138,7 +110,16 @@ def test_a_sheet_asks_and_does_not_tell(sheet):
     sentences = re.split(r"(?<=[.:?]) |\n\n|\n[0-9*|]", answered.split("\n", 1)[1])
     for sentence in (" ".join(sentence.split()) for sentence in sentences):
         assert len(sentence) < 30 or sentence not in asked, sentence
-    assert "teacher" not in asked.lower() and "seeds 1" in sections(answered)["What the runs showed"]
+    assert "teacher" not in asked.lower()
+
+
+@every_sheet
+def test_figures_are_measured_or_not_given(sheet):
+    """Fails if the table in a note for teachers is not that of benchmarks/results/sheets.json."""
+    note = (TEACHERS / sheet.name).read_text(encoding="utf-8")
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    text = table(sheet.stem, known[sheet.stem]) if sheet.stem in known else NONE
+    assert f"{BEGIN}\n{text}\n{END}" in note
 
 
 # ----------------------------------------------------------------------------------------------- docs/exercises.md
@@ -155,3 +136,16 @@ def test_the_course_has_every_exercise_hunt_and_sheet():
     assert re.findall(r"\(\.\./exercises/sheets/(week-\d\d\.md)\)", COURSE) == [path.name for path in SHEETS]
     for name, exercise in EXERCISES.items():  # "| `gae` | 45 | …"
         assert re.search(rf"\| `{name}` \| {exercise.minutes} \|", COURSE), name
+
+
+def test_figures_come_out_of_run_folders(tmp_path):
+    """What benchmarks/sheets.py notes of a run, and the table it makes: means over seeds, and what is missing."""
+    runs = {}
+    for seed, last in (("1", 0.5), ("2", 0.25)):
+        (tmp_path / "summary.json").write_text(json.dumps({"eval_return_mean": 100 * last, "global_step": 7}))
+        (tmp_path / "metrics.csv").write_text(f"step,q\n1,nan\n2,60\n3,{last}\n")
+        runs[seed] = figures("week-04", tmp_path)
+    assert runs["1"] == {"evaluation": 50, "steps": 7, "q": 60}
+    row, _, missing = table("week-04", {"base": runs}).splitlines()[2:]
+    assert row == "| base | 1, 2 | 37.5 | 50, 25 | 60 |"  # (50 + 25) / 2
+    assert missing == "Of the sheet's 9 runs 2 have been made; of the others figures are not given."
