@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 
 from cut import entry, names_bound, names_in
-from forms import Exercise, alternatives, hints
-from start import ROOT, definitions, describe, planted
+from forms import Exercise, hints
+from start import ROOT, alternatives, definitions, describe, planted
 
 HERE = Path(__file__).resolve().parent
 TITLE = """# For teachers: answers

@@ -2,11 +2,10 @@
 
 import difflib
 import math
-import random
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 EXERCISES, HUNTS, POOLS = {}, {}, {}  # by name, in the order of the tables; a pool is hunts of one script
@@ -101,21 +100,6 @@ def find(name):
         return task
     near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS, *POOLS], n=3, cutoff=0.4)
     raise BadInput(f"there is no exercise {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-
-
-def alternatives(hunt):
-    """The Plants of a Hunt, each with its hint: one, but of a pool all that may be drawn."""
-    if hunt.plant:
-        return [replace(hunt.plant, hint=hunt.hint)]
-    return [plant for name in hunt.members for plant in alternatives(HUNTS[name])] + list(hunt.plants)
-
-
-def drawn(hunt, number):
-    """The pool with the bug of this number: always the same one, and the next number has another one."""
-    plants = alternatives(hunt)
-    random.Random(hunt.name).shuffle(plants)
-    plant = plants[number % len(plants)]
-    return replace(hunt, plant=plant, hint=plant.hint)
 
 
 def hints(name):

@@ -16,8 +16,8 @@ import shutil
 from pathlib import Path
 
 from cut import cut_table
-from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, alternatives, find, run_main
-from start import ROOT, definitions, describe, with_bugs, working_copy
+from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, find, run_main
+from start import ROOT, alternatives, definitions, describe, with_bugs, working_copy
 
 HERE = Path(__file__).resolve().parent
 

@@ -18,14 +18,16 @@ import functools
 import io
 import json
 import os
+import random
 import textwrap
 import tokenize
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import hunts  # noqa: F401  (fills the table)
 import tasks  # noqa: F401
-from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, drawn, find, run_main
+from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, find, run_main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -101,6 +103,21 @@ def blanked(source, *exercises):
         at = max((i for i, line in enumerate(lines) if line.startswith("if __name__ ==")), default=len(lines))
         lines[at:at] = [UNREADABLE.lstrip("\n"), *packed, "\n\n"]
     return "".join(lines)
+
+
+def alternatives(hunt):
+    """The Plants of a Hunt, each with its hint: one, but of a pool all that may be drawn."""
+    if hunt.plant:
+        return [replace(hunt.plant, hint=hunt.hint)]
+    return [plant for name in hunt.members for plant in alternatives(HUNTS[name])] + list(hunt.plants)
+
+
+def drawn(hunt, number):
+    """The pool with the bug of this number: always the same one, and the next number has another one."""
+    plants = alternatives(hunt)
+    random.Random(hunt.name).shuffle(plants)
+    plant = plants[number % len(plants)]
+    return replace(hunt, plant=plant, hint=plant.hint)
 
 
 def with_bugs(chosen, number):

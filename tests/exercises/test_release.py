@@ -186,7 +186,7 @@ def solution_lines(task):
     """The longer lines of code that a student has to find."""
     source = (ROOT / task.script).read_text(encoding="utf-8")
     if task.name not in EXERCISES:
-        return [plant.old.split("  #")[0] for plant in forms.alternatives(task)]
+        return [plant.old.split("  #")[0] for plant in start.alternatives(task)]
     lines, nodes = source.splitlines(), start.definitions(source)
     bodies = [lines[slice(*start.body_span(source.splitlines(keepends=True), nodes[name]))] for name in task.blanks]
     return [line.split("  #")[0].strip() for body in bodies for line in body]
@@ -202,7 +202,7 @@ def test_answer_notes_are_complete(name):
         assert all(mistake in notes for case in task.cases for mistake in case.mistakes)
         assert all(hint in notes for hint in [*forms.hints(name)[0], forms.hints(name)[1]])
     else:
-        for plant in forms.alternatives(task):
+        for plant in start.alternatives(task):
             assert (
                 plant.where in notes and plant.hint in notes and all(line in notes for line in plant.new.splitlines())
             )
@@ -254,19 +254,19 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
 def test_neighbours_have_different_bugs(name, tmp_path):
     """The same number draws the same bug, the next number another one, all are drawn, and none tells its number."""
     pool = find(name)
-    bugs = [(forms.drawn(pool, n).plant.where, forms.drawn(pool, n).plant.new) for n in range(4711, 4731)]
-    assert bugs == [(forms.drawn(pool, n).plant.where, forms.drawn(pool, n).plant.new) for n in range(4711, 4731)]
+    bugs = [(start.drawn(pool, n).plant.where, start.drawn(pool, n).plant.new) for n in range(4711, 4731)]
+    assert bugs == [(start.drawn(pool, n).plant.where, start.drawn(pool, n).plant.new) for n in range(4711, 4731)]
     assert all(bug != following for bug, following in zip(bugs, bugs[1:]))
-    assert len({*bugs}) == len(forms.alternatives(pool)) >= 3
+    assert len({*bugs}) == len(start.alternatives(pool)) >= 3
     for number in (4711, 4712):
-        out, plant = release.release([name], tmp_path / f"{number}", number), forms.drawn(pool, number).plant
+        out, plant = release.release([name], tmp_path / f"{number}", number), start.drawn(pool, number).plant
         texts = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()}
-        assert texts[pool.script] == start.planted((ROOT / pool.script).read_text(), forms.drawn(pool, number))
+        assert texts[pool.script] == start.planted((ROOT / pool.script).read_text(), start.drawn(pool, number))
         assert " ".join(plant.hint.split()) in " ".join(texts["README.md"].split())
         assert not any(str(number) in text for file, text in texts.items() if file != pool.script)
         for file in texts.keys() - {pool.script}:
-            assert "Plant(" not in texts[file] and "members" in texts["hunts.py"]
-            assert not any(p.new in texts[file] or p.old in texts[file] for p in forms.alternatives(pool))
+            assert "Plant(" not in texts[file] and "drawn(" not in texts[file] and "members" in texts["hunts.py"]
+            assert not any(p.new in texts[file] or p.old in texts[file] for p in start.alternatives(pool))
     one, other = ({p.name: p.read_bytes() for p in (tmp_path / str(n)).iterdir()} for n in (4711, 4712))
     differing = {file for file in one if one[file] != other[file]}
     assert differing == {pool.script, "README.md", "hunts.py"}  # the bug, and its hint
