@@ -95,7 +95,9 @@ def release(names, out, student=None):
         members = {member for task in chosen for member in getattr(task, "members", ())}
         files[name] = cut_table((HERE / name).read_text(encoding="utf-8"), {task.name for task in chosen} | members)
     for task in chosen:
-        if task.name in POOLS:  # the hint of the bug that was drawn
+        if task.name in POOLS:  # the hint of the bug that was drawn, and no others
+            for member in task.members:
+                files["hunts.py"] = files["hunts.py"].replace(f"hint={find(member).hint!r}", "hint=''")
             files["hunts.py"] = files["hunts.py"].replace("hint=DRAWN", f"hint={task.hint!r}")
     intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
     kept = [section for section in sections if section.split("\n")[0] in [task.name for task in chosen]]

@@ -263,6 +263,8 @@ def test_neighbours_have_different_bugs(name, tmp_path):
         texts = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()}
         assert texts[pool.script] == start.planted((ROOT / pool.script).read_text(), start.drawn(pool, number))
         assert " ".join(plant.hint.split()) in " ".join(texts["README.md"].split())
+        others = [p.hint for p in start.alternatives(pool) if p.hint != plant.hint]
+        assert plant.hint in texts["hunts.py"] and not any(hint in texts["hunts.py"] for hint in others)
         assert not any(str(number) in text for file, text in texts.items() if file != pool.script)
         for file in texts.keys() - {pool.script}:
             assert "Plant(" not in texts[file] and "drawn(" not in texts[file] and "members" in texts["hunts.py"]
