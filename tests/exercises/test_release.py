@@ -278,6 +278,8 @@ def test_a_pool_has_all_hunts_of_its_script():
     """Fails if a check is left out: a student's bug could then stay unseen."""
     for pool in POOLS.values():
         assert list(pool.members) == [hunt.name for hunt in HUNTS.values() if hunt.script == pool.script]
+    counts = {name: len(start.alternatives(pool)) for name, pool in POOLS.items()}
+    assert counts == {"hunt-qlearning": 3, "hunt-dqn": 5, "hunt-ppo": 6, "hunt-es": 3}  # docs/exercises.md says so
 
 
 def verdict(pool, folder, source):
