@@ -433,6 +433,9 @@ def shares(weights, total=100):
 
 def grade(task, student, up_to=3):
     """Yield the Step of each of the first `up_to` steps; after one that fails, the others are not reached."""
+    if getattr(task, "members", ()):
+        yield grade_pool(task, student)
+        return
     failed, points_of = None, shares([POINTS[number] for number, _, _ in steps(task)])
     for i, ((number, name, judge), points) in enumerate(zip(steps(task), points_of), 1):
         if i > up_to:
@@ -456,6 +459,18 @@ def grade(task, student, up_to=3):
         step = Step(name, parts, student.printed, time.time() - begun)
         failed = i if step.problem else None
         yield step
+
+
+def grade_pool(pool, student):
+    """The Step of a hunt whose bug was drawn: the checks of all hunts on this script have to pass, whichever it was."""
+    begun, printed, problem = time.time(), "", None
+    for name in pool.members:
+        (step,) = grade(find(name), Student(find(name), student.path))
+        printed, problem = printed + step.printed, step.problem
+        if problem:
+            break
+    name = "what the script does"
+    return Step(name, [Part(name, sum(POINTS.values()), problem)], printed, time.time() - begun)
 
 
 # ------------------------------------------------------------------------------------------------------ command line

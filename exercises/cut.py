@@ -18,12 +18,12 @@ def names_bound(node):
 
 
 def entry(node):
-    """The name in the table of a statement exercise("name", …) or hunt("name", …), else None."""
+    """The name in the table of a statement exercise("name", …), hunt("name", …) or pool("name", …), else None."""
     call = getattr(node, "value", None)
     if (
         isinstance(node, ast.Expr)
         and isinstance(call, ast.Call)
-        and getattr(call.func, "id", "") in ("exercise", "hunt")
+        and getattr(call.func, "id", "") in ("exercise", "hunt", "pool")
     ):
         return call.args[0].value
     return None
@@ -50,7 +50,7 @@ def cut_table(source, chosen):
     tree = ast.parse(source)
     entries = [node for node in tree.body if entry(node) in chosen]
     for node in entries:
-        node.value.keywords = [keyword for keyword in node.value.keywords if keyword.arg != "plant"]
+        node.value.keywords = [keyword for keyword in node.value.keywords if keyword.arg not in ("plant", "plants")]
     return source_with(tree, entries)
 
 

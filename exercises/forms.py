@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TABLES = ("tasks_small.py", "tasks_scratch.py", "tasks.py", "hunts.py")  # each needs none of the others
-EXERCISES, HUNTS = {}, {}  # by name, in the order of the tables
+EXERCISES, HUNTS, POOLS = {}, {}, {}  # by name, in the order of the tables; a pool is hunts of one script
 
 
 class BadInput(Exception):
@@ -72,6 +72,7 @@ class Plant:
     where: str
     old: str
     new: str
+    hint: str = ""  # of a pool's own bugs: as Hunt.hint
 
 
 @dataclass
@@ -87,6 +88,8 @@ class Hunt(Task):
     plant: Plant = None  # left out of handouts
     cases: list = ()  # instead of check: calls of the student's code, as in an exercise
     table: str = ""  # the file that it stands in
+    members: tuple = ()  # of a pool, instead of check: the names of the hunts all of whose checks have to pass
+    plants: tuple = ()  # of a pool: more bugs that these checks find
 
 
 def exercise(name, **fields):
@@ -99,20 +102,25 @@ def hunt(name, **fields):
     HUNTS[name] = Hunt(name, **fields)
 
 
+def pool(name, **fields):
+    """Put a Hunt whose bug is drawn from a number into the table."""
+    POOLS[name] = Hunt(name, **fields)
+
+
 def load_tables():
-    """Import the tables, which fills EXERCISES and HUNTS. A handout has only those that it needs."""
+    """Import the tables, which fills EXERCISES, HUNTS and POOLS. A handout has only those that it needs."""
     for table in TABLES:
         if Path(__file__).with_name(table).is_file():
             importlib.import_module(table.removesuffix(".py"))
-        for task in [*EXERCISES.values(), *HUNTS.values()]:
+        for task in [*EXERCISES.values(), *HUNTS.values(), *POOLS.values()]:
             task.table = task.table or table
 
 
 def find(name):
-    """The Exercise or Hunt of this name. BadInput, with near names, if there is none."""
-    if task := EXERCISES.get(name) or HUNTS.get(name):
+    """The Exercise, Hunt or pool of this name. BadInput, with near names, if there is none."""
+    if task := EXERCISES.get(name) or HUNTS.get(name) or POOLS.get(name):
         return task
-    near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS], n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS, *POOLS], n=3, cutoff=0.4)
     raise BadInput(f"there is no exercise {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 
 

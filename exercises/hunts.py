@@ -10,7 +10,7 @@ import tempfile
 import numpy as np
 import probes  # noqa: F401  (registers the probe environments)
 import runner
-from forms import Case, Plant, close, hunt, tensor
+from forms import Case, Plant, close, hunt, pool, tensor
 
 # ------------------------------------------------------------------------------------------------------ qlearning.py
 
@@ -558,5 +558,108 @@ hunt(
         "NStepBuffer.write",
         "self.discounts[slot] = self.gamma ** len(steps)",
         "self.discounts[slot] = self.gamma",
+    ),
+)
+
+# -------------------------------------------------------------------------------------------- a bug for each student
+# Of each pool every student gets one bug, drawn from a number: that of a hunt on this script, or one of those below.
+# All checks of these hunts have to pass, so a check does not know, nor tell, which bug it was.
+
+DRAWN = "one bug of several, drawn from a number; the hint comes with the copy"
+
+pool(
+    "hunt-qlearning",
+    script="qlearning.py",
+    difficulty=2,
+    minutes=40,
+    hint=DRAWN,
+    members=("hunt-1", "hunt-2"),
+    plants=(
+        Plant(
+            "double_q_target",
+            "best = next_values.index(max(next_values))",
+            "best = other_next_values.index(max(other_next_values))",
+            "With --algorithm double-q values are too high where rewards are noisy, as if there were one table only.",
+        ),
+    ),
+)
+
+pool(
+    "hunt-dqn",
+    script="dqn.py",
+    difficulty=2,
+    minutes=40,
+    hint=DRAWN,
+    members=("hunt-3", "hunt-4"),
+    plants=(
+        Plant(
+            "td_targets",
+            "gamma * ~terminated * target_q",
+            "gamma * target_q",
+            "On CartPole-v1 q goes towards 1 / (1 - gamma), however short the episodes are. With --gamma 0 all is "
+            "well.",
+        ),
+        Plant(
+            "ReplayBuffer.add",
+            "self.next_obs[slots] = next_obs[played]",
+            "self.next_obs[slots] = obs[played]",
+            "A reward that comes late is learnt in the step that it is paid in, but not in those before. With "
+            "--gamma 0 all is well.",
+        ),
+        Plant(
+            "train",
+            "linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)",
+            "linear_schedule(args.end_e, args.start_e, exploration_steps, run.step)",
+            "Episodes of training get worse and worse, whatever the evaluations say.",
+        ),
+    ),
+)
+
+pool(
+    "hunt-ppo",
+    script="ppo.py",
+    difficulty=2,
+    minutes=45,
+    hint=DRAWN,
+    members=("hunt-5", "hunt-6", "hunt-7"),
+    plants=(
+        Plant(
+            "RolloutBuffer.compute_advantages",
+            "compute_gae(*steps, args.gamma, args.gae_lambda)",
+            "compute_gae(*steps, args.gae_lambda, args.gamma)",
+            "A small --gamma does not make the critic's values small, and a small --gae-lambda does.",
+        ),
+        Plant(
+            "compute_gae",
+            "return advantages, advantages + values",
+            "return advantages, advantages",
+            "The critic's values stay far below the returns, and explained_variance far below that of the sound "
+            "script.",
+        ),
+        Plant(
+            "compute_gae",
+            "deltas = rewards + gamma * next_values * ~terminated - values",
+            "deltas = rewards + gamma * next_values - values",
+            "Where episodes end by a time limit nothing is wrong. Where they end in failure, the critic is too "
+            "confident shortly before: it sees a future where there is none.",
+        ),
+    ),
+)
+
+pool(
+    "hunt-es",
+    script="es.py",
+    difficulty=2,
+    minutes=40,
+    hint=DRAWN,
+    members=("hunt-10", "hunt-11"),
+    plants=(
+        Plant(
+            "es_gradient",
+            "return (plus - minus) @ noise / (len(fitnesses) * sigma)",
+            "return (plus + minus) @ noise / (len(fitnesses) * sigma)",
+            "theta moves in every generation, and candidates differ in their returns; but the curve wanders, and more "
+            "candidates do not help.",
+        ),
     ),
 )

@@ -1,9 +1,13 @@
 """Make a folder to hand out: working copies of scripts, their checks, and what else a student needs; no solution.
 
     python exercises/release.py gae hunt-3 --out handout/
+    python exercises/release.py hunt-ppo --student 17 --out handout-17/  # a bug drawn from a number
+    python exercises/release.py --gradescope gae hunt-3 --out autograder.zip    # for teachers: what grades uploads
+    python exercises/release.py --answers gae hunt-3 --out answers.md    # for teachers: solutions, and where bugs are
 
-It stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds only the
-entries that are named, and of these only what the checks need: numbers that are expected, never how they come about.
+A handout stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds
+only the entries that are named, and of these only what the checks need: numbers that are expected, never how they come
+about.
 """
 
 import argparse
@@ -12,8 +16,8 @@ import shutil
 from pathlib import Path
 
 from cut import cut_table
-from forms import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
-from start import ROOT, definitions, describe, working_copy
+from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, find, run_main
+from start import ROOT, alternatives, definitions, describe, with_bugs, working_copy
 
 HERE = Path(__file__).resolve().parent
 
@@ -50,7 +54,7 @@ def sheet(chosen):
         lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task), ""]
         lines += [f"Then: `python check.py {task.name}`", ""]
     kinds = "".join(
-        text for text, table in ((STEPS, EXERCISES), (BEHAVIOUR, HUNTS)) if {t.name for t in chosen} & {*table}
+        text for text, table in ((STEPS, EXERCISES), (BEHAVIOUR, HUNTS | POOLS)) if {t.name for t in chosen} & {*table}
     )
     return "\n".join(lines) + "\n" + SHEET.format(kinds=kinds, names=" ".join(task.name for task in chosen))
 
@@ -66,7 +70,7 @@ def by_script(chosen):
             raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
     defined = {script: definitions(Path(ROOT, script).read_text(encoding="utf-8")) for script in groups}
     for task in chosen:
-        for name in task.blanks if isinstance(task, Exercise) else [task.plant.where]:
+        for name in task.blanks if isinstance(task, Exercise) else [plant.where for plant in alternatives(task)]:
             for script in groups.keys() - {task.script}:
                 # Scripts repeat each other on purpose, all but train; the name decides, not the text.
                 if name in defined[script] and name != "train":
@@ -74,9 +78,12 @@ def by_script(chosen):
     return groups
 
 
-def release(names, out):
-    """Write the handout. BadInput if the folder holds something, or a name is unknown. Returns its Path."""
-    chosen, out = [find(name) for name in dict.fromkeys(names)], Path(out)
+def release(names, out, student=None):
+    """Write the handout; of a pool, the bug is that of the number `student`, which stands nowhere in it.
+
+    BadInput if the folder holds something, or a name is unknown. Returns its Path.
+    """
+    chosen, out = with_bugs([find(name) for name in dict.fromkeys(names)], student), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
     files = {tasks[0].file: working_copy(*tasks) for tasks in by_script(chosen).values()}
@@ -84,8 +91,14 @@ def release(names, out):
         name: (HERE / name).read_text(encoding="utf-8")
         for name in ("check.py", "cut.py", "forms.py", "probes.py", "runner.py")
     }
+    named = {task.name for task in chosen} | {member for task in chosen for member in getattr(task, "members", ())}
     for table in dict.fromkeys(task.table for task in chosen):
-        files[table] = cut_table((HERE / table).read_text(encoding="utf-8"), {task.name for task in chosen})
+        files[table] = cut_table((HERE / table).read_text(encoding="utf-8"), named)
+    for task in chosen:
+        if task.name in POOLS:  # the hint of the bug that was drawn, and no others
+            for member in task.members:
+                files["hunts.py"] = files["hunts.py"].replace(f"hint={find(member).hint!r}", "hint=''")
+            files["hunts.py"] = files["hunts.py"].replace("hint=DRAWN", f"hint={task.hint!r}")
     intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
     kept = [section for section in sections if section.split("\n")[0] in [task.name for task in chosen]]
     files["hints.md"] = "\n## ".join([intro, *kept])
@@ -98,13 +111,45 @@ def release(names, out):
     return out
 
 
+def write_for_teachers(args, chosen):
+    """Write a grader or answer notes."""
+    from answers import answers  # these two files are for teachers: no handout has them
+    from gradescope import write_zip
+
+    if args.gradescope:
+        out = write_zip(chosen, args.out or "autograder.zip", args.up_to, args.minutes)
+        print(f"{out} is for Gradescope, whose limit has to be {args.minutes} minutes. It holds the solutions.")
+        return
+    out = Path(args.out or "answers.md")
+    if out.exists():
+        raise BadInput(f"{out} is there already: remove it, or choose another --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(answers(chosen), encoding="utf-8")
+    print(f"{out} holds solutions and bugs: not for students")
+
+
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
-    parser.add_argument("--out", default="handout", metavar="FOLDER", help="where to write (default: handout)")
+    parser.add_argument("--out", metavar="PATH", help="where to write (default: handout, autograder.zip or answers.md)")
+    parser.add_argument("--student", type=int, metavar="NUMBER", help=f"draw the bug of {', '.join(POOLS)} from it")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
+    kinds.add_argument("--answers", action="store_true", help="answer notes for teachers")
+    parser.add_argument(
+        "--up-to", type=int, choices=(1, 2, 3), default=3, metavar="STEP", help="--gradescope: last step"
+    )
+    parser.add_argument(
+        "--minutes", type=int, default=10, help="--gradescope: the limit that is set there (default: 10)"
+    )
     args = parser.parse_args()
-    out = release(args.names, args.out)
+    if args.gradescope or args.answers:
+        if args.student is not None:
+            raise BadInput("grader and answers hold all the bugs that may be drawn: leave --student out")
+        write_for_teachers(args, [find(name) for name in dict.fromkeys(args.names)])
+        return
+    out = release(args.names, args.out or "handout", args.student)
     print(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
     print(f"to try it: cd {out} && python check.py {args.names[0]}")
 

@@ -4,6 +4,7 @@
     python exercises/start.py gae              # writes my_work/ppo.py, in which compute_gae is to be written
     python exercises/start.py returns gae      # writes one copy, in which both are to be written
     python exercises/start.py hunt-3           # writes a copy of a script with a bug in it
+    python exercises/start.py hunt-ppo --number 17   # with a bug drawn from a number: your neighbour has another one
     python exercises/start.py gae --force      # begin again; what was there is kept as my_work/ppo.py.1.bak
     python exercises/start.py --progress       # what is solved
 
@@ -17,12 +18,14 @@ import functools
 import io
 import json
 import os
+import random
 import textwrap
 import tokenize
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
-from forms import EXERCISES, HUNTS, BadInput, Exercise, find, load_tables, run_main
+from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, find, load_tables, run_main
 
 load_tables()
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +102,31 @@ def blanked(source, *exercises):
         at = max((i for i, line in enumerate(lines) if line.startswith("if __name__ ==")), default=len(lines))
         lines[at:at] = [UNREADABLE.lstrip("\n"), *packed, "\n\n"]
     return "".join(lines)
+
+
+def alternatives(hunt):
+    """The Plants of a Hunt, each with its hint: one, but of a pool all that may be drawn."""
+    if hunt.plant:
+        return [replace(hunt.plant, hint=hunt.hint)]
+    return [plant for name in hunt.members for plant in alternatives(HUNTS[name])] + list(hunt.plants)
+
+
+def drawn(hunt, number):
+    """The pool with the bug of this number: always the same one, and the next number has another one."""
+    plants = alternatives(hunt)
+    random.Random(hunt.name).shuffle(plants)
+    plant = plants[number % len(plants)]
+    return replace(hunt, plant=plant, hint=plant.hint)
+
+
+def with_bugs(chosen, number):
+    """The tasks that were chosen, those of POOLS with the bug of this number. BadInput without one, or for no pool."""
+    if pools := [task.name for task in chosen if task.name in POOLS]:
+        if number is None:
+            raise BadInput(f"the bug of {pools[0]} is drawn from a number: start.py --number, release.py --student")
+    elif number is not None:
+        raise BadInput(f"a number is for {', '.join(POOLS)}: the others have no bug to draw")
+    return [drawn(task, number) if task.name in POOLS else task for task in chosen]
 
 
 def planted(source, hunt):
@@ -195,6 +223,8 @@ def table():
         hint = textwrap.wrap(h.hint, 100, initial_indent=indent, subsequent_indent=indent)
         lines.append(f"{h.name:{width}}  {h.file:18}  {'*' * h.difficulty:5}  {h.minutes:7}  {hint[0].strip()}")
         lines += hint[1:]
+    for pool in POOLS.values():
+        lines.append(f"{pool.name:{width}}  {pool.file:18}  {'*' * pool.difficulty:5}  {pool.minutes:7}  {pool.hint}")
     return [*lines, "", "begin one with: python exercises/start.py NAME"]
 
 
@@ -204,12 +234,13 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME", help="of exercises or a hunt; without any, the list")
     parser.add_argument("--force", action="store_true", help="replace work that is there; it is kept as .1.bak, …")
     parser.add_argument("--progress", action="store_true", help="show what is solved")
+    parser.add_argument("--number", type=int, metavar="N", help=f"draw the bug of {', '.join(POOLS)} from it")
     parser.add_argument("--work", default="my_work", metavar="FOLDER", help="where to write (default: my_work)")
     args = parser.parse_args()
     if args.progress or not args.names:
         print("\n".join(progress(args.work) if args.progress else table()))
         return
-    chosen = [find(name) for name in dict.fromkeys(args.names)]
+    chosen = with_bugs([find(name) for name in dict.fromkeys(args.names)], args.number)
     scripts = list(dict.fromkeys(task.script for task in chosen))
     if len(scripts) > 1:
         raise BadInput(f"one copy is of one script, not of {' and '.join(scripts)}: begin them one by one")

@@ -1,0 +1,156 @@
+"""Run the experiment sheets, and write what came out into the notes for teachers.
+
+    python benchmarks/sheets.py 06 07                # the runs of two sheets, one after the other, and their tables
+    python benchmarks/sheets.py 06 --folder DIR      # runs lie in DIR/runs; those that are finished are not repeated
+    python benchmarks/sheets.py --tables             # no runs: only the tables, of the figures there are
+
+The commands are those of exercises/sheets/week-….md. Figures go to benchmarks/results/sheets.json, and from there into
+exercises/teachers/week-….md, between two marks. compare.py is left out: it draws, and adds nothing to the figures.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHEETS, TEACHERS = ROOT / "exercises" / "sheets", ROOT / "exercises" / "teachers"
+RESULTS = ROOT / "benchmarks" / "results" / "sheets.json"
+BEGIN, END = "<!-- figures: written by benchmarks/sheets.py -->", "<!-- end of figures -->"
+NONE = "These runs have not been made for this note, so figures are not given."
+# What else a sheet asks to look at: columns of metrics.csv, and what is taken of each run's.
+LAST, LARGEST = ("in the end", lambda column: column[-1]), ("at most", max)
+MEAN = ("mean over the run", statistics.mean)
+COLUMNS = {
+    "week-01": [("return_mean", LAST)],
+    "week-03": [("return_mean", LAST), ("td_error", LAST)],
+    "week-04": [("q", LARGEST)],
+    "week-05": [("q", LARGEST)],
+    "week-06": [("return_mean", LAST), ("explained_variance", LAST)],
+    "week-07": [("approx_kl", MEAN), ("clip_fraction", MEAN)],
+    "week-08": [("return_mean", LAST), ("entropy", LAST)],
+    "week-09": [("value_mean", LAST)],
+    "week-10": [("return_mean", LAST)],
+    "week-11": [("value_loss", LAST), ("explained_variance", LAST)],
+    "week-12": [("return_mean", LAST)],
+}
+
+
+def commands(text):
+    """All commands of a sheet, lists of words, in the order in which a shell would run them."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines() if line.strip()]
+    return played(lines, {})
+
+
+def played(lines, names):
+    """What a shell would run: loops (`for x in a b; do` … `done`), assignments (x="…") and $x are understood."""
+    found, i = [], 0
+    while i < len(lines):
+        line = lines[i]
+        i += 1
+        if loop := re.fullmatch(r"for (\w+) in (.*); do", line):
+            depth, start = 1, i
+            while depth:
+                depth += lines[i].startswith("for ") - (lines[i] == "done")
+                i += 1
+            for value in loop[2].split():
+                found += played(lines[start : i - 1], names | {loop[1]: value})
+        else:
+            line = re.sub(r"\$(\w+)", lambda match: names[match[1]], line)
+            if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
+                names = names | {assignment[1]: assignment[2]}
+            else:
+                found.append(shlex.split(line))
+    return found
+
+
+def figures(week, run):
+    """What a finished run says: its last evaluation, its steps, and the columns that its sheet asks to look at."""
+    summary = json.loads((run / "summary.json").read_text())
+    found = {"evaluation": summary["eval_return_mean"], "steps": summary["global_step"]}
+    with open(run / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    for column, (_, taken) in COLUMNS.get(week, []):
+        numbers = [float(row[column]) for row in rows if row[column] not in ("", "nan")]
+        found[column] = taken(numbers)
+    return found
+
+
+def runs_of(week):
+    """The commands of a sheet that make a run: all but those of compare.py."""
+    found = commands((SHEETS / f"{week}.md").read_text(encoding="utf-8"))
+    return [command for command in found if command[1] != "compare.py"]
+
+
+def run_sheet(week, folder):
+    """Make the runs of a sheet that are not finished yet, noting the figures of each."""
+    for python, script, *flags in runs_of(week):
+        run = folder / flags[flags.index("--run-dir") + 1]
+        if not (run / "summary.json").exists():
+            print(python, script, *flags, flush=True)
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            command = [sys.executable, str(ROOT / script), *flags, "--no-progress"]
+            subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        setting, seed = run.name.rsplit("-seed-", 1)
+        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        known.setdefault(week, {}).setdefault(setting, {})[seed] = figures(week, run)
+        RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def short(x):
+    """A number with four digits or so."""
+    return f"{x:.4g}" if abs(x) < 1000 else f"{x:,.0f}"
+
+
+def table(week, settings):
+    """A Markdown table, a row for each setting: seeds, last evaluations, and means of the other figures."""
+    columns = [f"`{column}` {words}" for column, (words, _) in COLUMNS.get(week, [])]
+    titles = ["setting", "seeds", "last evaluation, mean", "of each seed", *columns]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for setting, runs in settings.items():
+        seeds = sorted(runs, key=int)
+        mean = lambda name: short(statistics.mean(run[name] for run in runs.values()))
+        each = ", ".join(short(runs[seed]["evaluation"]) for seed in seeds)
+        others = [mean(column) for column, _ in COLUMNS.get(week, [])]
+        lines.append("| " + " | ".join([setting, ", ".join(seeds), mean("evaluation"), each, *others]) + " |")
+    made, asked = sum(map(len, settings.values())), len(runs_of(week))
+    if made < asked:
+        lines += ["", f"Of the sheet's {asked} runs {made} have been made; of the others figures are not given."]
+    return "\n".join(lines)
+
+
+def write_tables():
+    """Put the figures that there are into the notes for teachers, between the marks."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for path in sorted(TEACHERS.glob("week-*.md")):
+        before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+        after = rest.split(END)[1]
+        text = table(path.stem, known[path.stem]) if path.stem in known else NONE
+        path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weeks", nargs="*", metavar="WEEK", help="two digits: 01 to 12")
+    parser.add_argument("--folder", type=Path, default=ROOT, help="where runs/ is, or will be")
+    parser.add_argument("--tables", action="store_true", help="only write the tables")
+    args = parser.parse_args()
+    if not args.weeks and not args.tables:
+        parser.error("name weeks, or give --tables")
+    try:
+        for week in args.weeks:
+            run_sheet(f"week-{week}", args.folder.resolve())
+    finally:
+        write_tables()
+
+
+if __name__ == "__main__":
+    main()
