@@ -54,7 +54,8 @@ def write_zip(chosen, out, up_to=3, minutes=10):
     if out.exists():
         raise BadInput(f"{out} is there already: remove it, or choose another --out")
     names = " ".join(task.name for task in chosen)
-    run = RUN.format(scripts=", ".join(scripts), names=names, up_to=up_to, seconds=60 * minutes - 30)
+    files = ", ".join(Path(script).name for script in scripts)
+    run = RUN.format(scripts=files, names=names, up_to=up_to, seconds=60 * minutes - 30)
     texts = {"setup.sh": SETUP, "run_autograder": run, "requirements.txt": requirements(scripts)}
     grader = [path for path in HERE.rglob("*") if path.is_file() and not FOR_NOBODY & {*path.relative_to(HERE).parts}]
     demos = [path for path in (ROOT / "demos").rglob("*.npz") if "ppod.py" in scripts]
@@ -64,6 +65,6 @@ def write_zip(chosen, out, up_to=3, minutes=10):
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
             entry.external_attr = (0o644 if name == "requirements.txt" else 0o755) << 16  # who may run it
             archive.writestr(entry, text)
-        for path in sorted([*grader, *demos, *(ROOT / script for script in scripts)]):
+        for path in sorted({*grader, *demos, *(ROOT / script for script in scripts)}):
             archive.write(path, path.relative_to(ROOT))
     return out
