@@ -969,6 +969,15 @@ exercise(
             "the order of collecting, estimating and updating",
         ),
     ],
-    probe=actor_critic_probe(total_timesteps=6000, num_steps=32, minibatch_size=64, learning_rate=0.01, quiet=True),
+    probe=actor_critic_probe(
+        total_timesteps=8000,
+        num_steps=32,
+        minibatch_size=128,
+        update_epochs=4,
+        learning_rate=5e-3,
+        ent_coef=0.01,
+        hidden_size=16,
+        quiet=True,
+    ),  # fmt: skip
     learn=Learn({"env_id": "CartPole-v1", "seed": 1, "quiet": True}, 400.0),
 )

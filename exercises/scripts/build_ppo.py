@@ -34,10 +34,10 @@ class Args:
     total_timesteps: int = 100_000  # in all environments together
     num_envs: int = 16
     num_steps: int = 64  # in each environment, between two updates
-    learning_rate: float = 2e-3
-    gamma: float = 0.98  # discount
-    gae_lambda: float = 0.9
-    update_epochs: int = 4
+    learning_rate: float = 1e-3
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95
+    update_epochs: int = 8
     minibatch_size: int = 256  # divides num_envs x num_steps
     clip_coef: float = 0.2  # the eps of the formula
     vf_coef: float = 0.5  # weight of the critic's loss
