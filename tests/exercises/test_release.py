@@ -312,6 +312,7 @@ def test_the_sound_script_passes_a_pool(name, tmp_path):
     assert verdict(find(name), tmp_path, (ROOT / find(name).script).read_text()) is None
 
 
+@pytest.mark.slow
 def test_a_students_handout_stands_alone(tmp_path):
     """The whole way: handed out, judged to be wrong, mended, judged to be right; and start.py makes the same copy."""
     made = release.release(["hunt-es"], tmp_path / "made", 7)

@@ -70,6 +70,7 @@ def test_what_is_given_is_the_same_in_all_three():
     assert all(len(texts) == 1 for texts in sources.values())
 
 
+@pytest.mark.slow
 def test_stage_by_stage_in_a_copy_of_its_own(tmp_path, monkeypatch, capsys):
     """start.py writes my_work/build_reinforce.py; each function that is written brings its points."""
     copy, results = tmp_path / "my_work/build_reinforce.py", tmp_path / "results.json"
@@ -89,6 +90,7 @@ def test_stage_by_stage_in_a_copy_of_its_own(tmp_path, monkeypatch, capsys):
     assert line.split() == ["build-reinforce", "build_reinforce.py", "1", "of", "3", "steps"]
 
 
+@pytest.mark.slow
 def test_importing_a_small_original_is_noticed(tmp_path, monkeypatch):
     """Also where the fence does not hide it."""
     path = ROOT / EXERCISES["build-dqn"].script
