@@ -238,7 +238,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
     ("train", TRAINING): {
         "no copy of the network": "copy.deepcopy(agent) -> agent",
         "acts without new noise": "agent.draw_noise(rng)  # with --noisy, this is what explores: -> pass  # ",
-        "learns with the noise it has acted with": "agent.draw_noise(rng)  # for prediction -> pass  # ",
+        "learns with the noise it has acted with": "agent.draw_noise(rng)  # anew for each update -> pass  # ",
         "no noise in the target": "target.draw_noise(rng) -> pass",
         "one noise for both": "target.draw_noise(rng) -> target.load_state_dict(target.state_dict())",
         "beta runs backwards": "linear_schedule(args.beta, 1, -> linear_schedule(1, args.beta,",
