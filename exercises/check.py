@@ -549,7 +549,10 @@ def note_progress(folder, name, results):
     path = Path(folder, ".progress.json")
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(path.read_text()) if path.exists() else {}
-        known[name] = [sum(step.problem is None for step in results), len(steps(find(name)))]
+        passed = sum(step.problem is None for step in results)
+        if passed == len(results):  # with --up-to, the steps that were not taken now may have been passed before
+            passed = max(passed, known.get(name, [0])[0])
+        known[name] = [passed, len(steps(find(name)))]
         path.write_text(json.dumps(known, indent=1))
 
 

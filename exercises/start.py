@@ -123,7 +123,7 @@ def with_bugs(chosen, number):
     """The tasks that were chosen, those of POOLS with the bug of this number. BadInput without one, or for no pool."""
     if pools := [task.name for task in chosen if task.name in POOLS]:
         if number is None:
-            raise BadInput(f"the bug of {pools[0]} is drawn from a number: start.py --number, release.py --student")
+            raise BadInput(f"the bug of {pools[0]} is drawn from a number: --number 17, say (--student in handouts)")
     elif number is not None:
         raise BadInput(f"a number is for {', '.join(POOLS)}: the others have no bug to draw")
     return [drawn(task, number) if task.name in POOLS else task for task in chosen]
@@ -192,7 +192,8 @@ def progress(folder):
     except (OSError, ValueError):
         known = {}
     lines = []
-    for task in [*EXERCISES.values(), *HUNTS.values()]:
+    pools = [pool for pool in POOLS.values() if pool.name in known]  # those that have been begun
+    for task in [*EXERCISES.values(), *HUNTS.values(), *pools]:
         passed, steps = known.get(task.name, (0, 0))
         state = "solved" if steps and passed == steps else f"{passed} of {steps} steps" if steps else ""
         lines.append(f"{task.name:16}  {task.file:16}  {state}".rstrip())

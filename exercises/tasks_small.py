@@ -146,6 +146,11 @@ def lake_problem(method, train):
                 )
 
 
+COSTS = {
+    0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -4.0, False)]},
+    1: {0: [(1.0, 2, -2.0, True)]},
+    2: {0: [(1.0, 2, 0.0, True)]},
+}
 OUTCOMES = [(0.5, 0, 4.0, False), (0.25, 1, 2.0, True), (0.25, 2, 0.0, False)]
 exercise(
     "value-iteration",
@@ -196,6 +201,21 @@ exercise(
                 "taking the mean over actions, as if they were random": [1.258065, 3.032258],
             },
             "what a sweep makes of several actions",
+        ),
+        Case(
+            "the values where every step costs: state 0 leads to state 1 for 1 or stays for 4, leaving state 1 costs 2 "
+            "and ends, state 2 is the end; gamma 0.5",
+            lambda m: m.value_iteration(P=COSTS, gamma=0.5),
+            [-2.0, -2.0, 0.0],  # V1 = -2, V0 = -1 + 0.5 V1
+            {
+                "taking values that sink for values that do not change": [-1.0, -2.0, 0.0],
+                "beginning the maximum over actions at 0, as if there were always something better than a loss": [
+                    0.0,
+                    0.0,
+                    0.0,
+                ],
+            },
+            "the size of a change, whatever its sign; the maximum of numbers that may all be negative",
         ),
     ],
     probe=lambda m, train: lake_problem("value-iteration", train),

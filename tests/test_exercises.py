@@ -1110,6 +1110,7 @@ def test_several_exercises_share_a_copy_and_progress_is_shown(tmp_path, monkeypa
     check.note_progress(tmp_path / "my_work", "gae", [check.Step("numbers", [])] * 3)
     check.note_progress(tmp_path / "my_work", "clip", [check.Step("numbers", [check.Part("", 1, "wrong")])])
     capsys.readouterr()
+    check.note_progress(tmp_path / "my_work", "gae", [check.Step("numbers", [])])  # --up-to 1 takes nothing away
     call(start, monkeypatch, tmp_path, "--progress")
     shown = capsys.readouterr().out
     assert f"1 of {len(EXERCISES) + len(HUNTS)} solved" in shown and "0 of 3 steps" in shown

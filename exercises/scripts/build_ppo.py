@@ -172,7 +172,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def normalized(advantages):
-    """The advantages (T, N), shifted and scaled to mean 0 and standard deviation 1 over all of them."""
+    """The advantages (T, N), shifted and scaled to mean 0 and standard deviation 1, by torch's std(), over all."""
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
 
@@ -194,7 +194,8 @@ def collect(agent, envs, obs, args):
     """Play num_steps steps in each environment, beginning with the observations obs (N, size).
 
     Returns a dict of tensors (T, N, …): obs, actions, log_probs, rewards, values, next_values, terminated, truncated,
-    of which next_values are the values of what each step has `reached`; and the observations to go on with.
+    of which next_values are the values of what each step has `reached`; and the observations to go on with. None of
+    them carries a gradient: that is for the update.
     """
     steps = []
     for _ in range(args.num_steps):

@@ -205,6 +205,12 @@ WRONG = {
             "sum(action_value(outcomes, old, gamma) for outcomes in P[s].values()) / len(P[s])",
         ),
         ("stopping too early", CHANGES, LAST),
+        ("taking values that sink", "abs(x - y)", "x - y"),
+        (
+            "beginning the maximum",
+            "max(action_value(outcomes, old, gamma) for outcomes in P[s].values())",
+            "max([0.0, *(action_value(outcomes, old, gamma) for outcomes in P[s].values())])",
+        ),
     ],
     "policy-iteration": [
         (
