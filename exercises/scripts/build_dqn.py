@@ -72,7 +72,7 @@ class Recorder(gym.Wrapper):
     def close(self):
         """Call it at the end: it draws the curve."""
         super().close()
-        if not self.args.quiet:
+        if self.history and not self.args.quiet:
             draw_curve(self.history, f"{__file__.removesuffix('.py')}.png")
 
 

@@ -89,7 +89,7 @@ class Environments:
     def close(self):
         """Call it at the end: it draws the curve."""
         self.envs.close()
-        if not self.args.quiet:
+        if self.history and not self.args.quiet:
             draw_curve(self.history, f"{__file__.removesuffix('.py')}.png")
 
 
