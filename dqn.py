@@ -365,7 +365,7 @@ TUNED = {
     "LunarLander-v3": {"num_envs": 8, "train_frequency": 2, "learning_rate": 5e-4, "target_network_frequency": 4,
                        "tau": 0.005, "end_e": 0.03, "exploration_fraction": 0.5, "buffer_size": 200_000,
                        "hidden_sizes": (128, 128), "total_timesteps": 300_000, "eval_every": 10_000,
-                       "stop_at_return": 230},
+                       "stop_at_return": 200},
     # CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
