@@ -1424,6 +1424,7 @@ def on_a_gpu(script):
 
 
 @slow
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @each(on_a_gpu)
 def test_weights_of_a_gpu_load_on_a_cpu(program, case, tmp_path):
