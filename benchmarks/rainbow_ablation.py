@@ -53,6 +53,12 @@ def tuned_steps(script, env_id):
     return int(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout)
 
 
+def commit(script):
+    """The commit that last changed a script."""
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", script]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+
+
 def run(env_id, variant, seed, steps):
     """Train once; merge the evaluations and the score into the results."""
     script, switch = VARIANTS[variant]
@@ -66,7 +72,7 @@ def run(env_id, variant, seed, steps):
         with Path(folder, "evaluations.csv").open() as file:
             curve = [[int(row["step"]), float(row["return_mean"])] for row in csv.DictReader(file)]
     entry = {"score": float(line.split("weights: ")[1].split()[0]), "steps": summary["global_step"]}
-    entry |= {"seconds": round(summary["seconds"], 1), "curve": curve}
+    entry |= {"seconds": round(summary["seconds"], 1), "commit": commit(script), "curve": curve}
     print(f"{env_id}, {variant}, seed {seed}: {entry['score']:.1f} after {entry['steps']:,} steps", flush=True)
     with writing:
         report = read()
