@@ -120,12 +120,15 @@ def draw(results):
             half = interval(scores)
             right.errorbar(statistics.mean(scores), place, xerr=half, fmt="D", capsize=4, color=style["color"])
         seeds = max(len(runs) for runs in variants.values())
-        left.set(title=f"{env_id}: mean of {seeds} seeds (bands: worst to best)", ylabel="return, evaluations")
+        left.set(title=f"{env_id}: mean of up to {seeds} seeds (bands: worst to best)", ylabel="return, evaluations")
         left.legend(fontsize=8)
         left.xaxis.set_major_formatter("{x:,.0f}")
         right.set(title="final weights: mean and 95 % interval", xlabel="return, 100 episodes")
         right.set_yticks(range(len(variants)), list(variants))
         right.invert_yaxis()
+        every = [entry["score"] for runs in variants.values() for entry in runs.values()]
+        margin = 0.05 * (max(every) - min(every))
+        right.set_xlim(min(every) - margin, max(every) + margin)  # intervals of two or three seeds are wider than that
         for axis in (left, right):
             axis.grid(alpha=0.3)
     axes[-1][0].set_xlabel("environment steps")
