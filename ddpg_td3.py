@@ -10,11 +10,11 @@
 The actor mu picks one action per state, the critic Q says what return to expect of it. Q learns from old transitions
 (s, a, r, s') towards the reward plus the discounted value of the actor's next action; mu follows Q's gradient uphill:
 
-    y = r + gamma Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]   (arXiv 1509.02971)
+    y = r + gamma (1 - terminated) Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]
 
-where Q' and mu' follow Q and mu slowly. The actor finds every error of Q that looks like a high value. TD3 is DDPG
-plus three tricks against that: noise on mu'(s') smooths Q', of two critics the lower value counts, and the actor and
-all targets move less often than the critics.
+where Q' and mu' follow Q and mu slowly (arXiv 1509.02971). The actor finds every error of Q that looks like a high
+value. TD3 is DDPG plus three tricks against that: noise on mu'(s') smooths Q', of two critics the lower value counts,
+and the actor and all targets move less often than the critics.
 
     python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
     python ddpg_td3.py --algorithm ddpg                     # without the three tricks
@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -90,14 +90,14 @@ class Args:
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions to keep
     batch_size: int = 256  # transitions per update
-    learning_starts: int = 1_000  # steps with uniformly random actions before the first update
-    train_frequency: int = 1  # environment steps (over all environments) per training
-    gradient_steps: int = 1  # critic updates per training
+    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin once batch_size are stored too
+    train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
+    gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # how far the targets move towards the networks in one update
-    noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: independent, or Ornstein-Uhlenbeck, which lasts
+    noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: independent, or (ou) correlated over time
     exploration_noise: float = 0.1  # deviation of what is drawn in each step; 1 is half an action's range
-    ou_theta: float = 0.15  # share of Ornstein-Uhlenbeck noise that fades in a step (it grows to 1.9 times the above)
+    ou_theta: float = 0.15  # share of ou noise that fades in a step; at 0.15 its deviation grows to 1.9 x the above
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of each critic's; None: as the actor's
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
@@ -168,7 +168,7 @@ class ActorCritic(nn.Module):
         critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
         self.actor = Actor(observation_space, action_space, args.hidden_sizes)
         self.critics = nn.ModuleList([Critic(observation_space, action_space, critic_sizes)])
-        if args.twin_q:  # with weights of its own: a copy of the first would stay one for ever
+        if args.twin_q:  # with weights of its own: a copy of the first would learn the same
             self.critics.append(Critic(observation_space, action_space, critic_sizes))
         self.target_actor = copy.deepcopy(self.actor)
         self.target_critics = copy.deepcopy(self.critics)
@@ -199,8 +199,8 @@ class ActorCritic(nn.Module):
     def update_statistics(self, obs, rewards, discounted_returns, reset_rows, gamma):
         """Add a step of all environments, each argument (N, …), to the statistics of the two --normalize- flags.
 
-        Returns the sums G_t = r_t + gamma G_{t-1} (N,), of which `discounted_returns` are the last. They discount the
-        past, not the future: only their deviation is wanted, as the scale of returns.
+        Returns G_t = r_t + gamma G_{t-1} (N,), `discounted_returns` being G_{t-1}: sums of past rewards, not future
+        ones, for only their deviation is used, as the scale of returns.
         """
         discounted_returns = rewards + gamma * discounted_returns
         discounted_returns[reset_rows] = 0
@@ -263,8 +263,8 @@ class ReplayBuffer:
         s1                a1       r1      s2, the final one      yes         no
         s2                ignored  0       s0 of the next one     no          yes: not stored
 
-    So what the environment returns is always the true next observation. Terminated, a transition has no future;
-    truncated, it has one like any other, from its next observation on: so `truncated` is not stored.
+    So each stored next_obs is the true one. A terminated transition has no future. A truncated one has: its target goes
+    on from next_obs as any other's does, so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -332,9 +332,9 @@ def smoothed(actions, noise, clip):
 
 
 def critic_targets(rewards, next_values, terminated, gamma):
-    """y (B,) from target values (K, B): y = r + gamma min_k Q'_k(s', a')   (arXiv 1802.09477, eq. 10).
+    """y (B,) = r + gamma (1 - terminated) min_k Q'_k(s', a'), from target values (K, B)   (arXiv 1802.09477, eq. 10).
 
-    Nothing follows termination. With K = 1 it is DDPG's target (arXiv 1509.02971, algorithm 1).
+    With K = 1 it is DDPG's target (arXiv 1509.02971, algorithm 1).
     """
     return rewards + gamma * next_values.amin(0) * ~terminated
 
@@ -360,9 +360,9 @@ def polyak(target, source, tau):
 
 
 def updates_due(step_before, step, args):
-    """How many critic updates fall due with the steps after `step_before`, up to and with `step`.
+    """How many critic updates the steps from step_before + 1 to `step` bring.
 
-    They are counted over all environments, so that their number does not depend on that of the environments.
+    Steps of all environments count, so the ratio of updates to steps does not depend on how many there are.
     """
     due = 0
     for taken in range(step_before + 1, step + 1):
@@ -373,13 +373,13 @@ def updates_due(step_before, step, args):
 
 
 def bellman_targets(agent, batch, args, rng):
-    """What the critics learn: y (B,) = r + gamma Q'(s', mu'(s')), with the first two of TD3's three tricks."""
+    """What the critics learn, y (B,): critic_targets of a' = mu'(s'), with the first two of TD3's three tricks."""
     with torch.no_grad():
         next_actions = agent.target_actor(batch.next_obs)
         if args.target_noise > 0:  # TD3, trick 1: target policy smoothing
             noise = args.target_noise * rng.standard_normal(next_actions.shape, np.float32)
             next_actions = smoothed(next_actions, torch.as_tensor(noise, device=agent.device), args.noise_clip)
-        # TD3, trick 2: clipped double Q. There are two critics (DDPG: one); critic_targets takes the lower value.
+        # TD3, trick 2: clipped double Q. Of the values of two critics (DDPG: one), critic_targets takes the lower.
         next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]
         return critic_targets(batch.rewards, torch.stack(next_values), batch.terminated, args.gamma)
 
@@ -398,8 +398,8 @@ def train(args):
     run = Run(args, agent, envs, log_every, explores=True, **parts)  # explores: only evaluations say how good it is
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, obs, rng = run.new_envs()  # at first those made above; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
             discounted_returns = np.zeros(args.num_envs)
@@ -414,7 +414,7 @@ def train(args):
             actions = np.clip(agent.policy(obs) + noise, -1, 1)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         discounted_returns = agent.update_statistics(obs, rewards, discounted_returns, reset_rows, args.gamma)
         obs = next_obs
         reset_rows = terminated | truncated
@@ -436,7 +436,7 @@ def train(args):
                 with agent.mixed_precision():
                     loss = actor_loss(agent.actor, agent.critics[0], batch.obs)  # TD3: by the first critic
                 actor_optimizer.zero_grad()
-                loss.backward(inputs=list(agent.actor.parameters()))  # no gradient for the critic, which stays
+                loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
                 if args.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
                 actor_optimizer.step()
@@ -561,7 +561,7 @@ class NatureCNN(nn.Module):
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module

@@ -9,7 +9,7 @@
 
 A network Q(s, a) learns what return to expect from action a in state s. Play, mostly by taking the action with the
 highest Q, sometimes a random one; store each step in a replay buffer; draw some of the stored steps at random, and move
-Q towards what they say it should be. A slower copy of the network, the target network Q', helps to compute that:
+Q towards what they say it should be. An older copy of the network, the target network Q', helps to compute that:
 
     y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]    (arXiv 1509.06461, eq. 4)
 
@@ -51,7 +51,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -81,14 +81,14 @@ class Args:
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # transitions in the replay buffer; a new one then replaces the oldest
+    buffer_size: int = 100_000  # transitions in the replay buffer; once it is full, a new one replaces the oldest
     learning_starts: int = 1_000  # steps before the first update
     train_frequency: int = 4  # steps from one update to the next
     gradient_steps: int = 1  # gradient steps per update
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # steps from one change of the target network to the next
-    tau: float = 1.0  # how far it then moves towards the network; 1 copies (small values need a small frequency)
+    tau: float = 1.0  # how far it then moves towards the network: 1 copies; if small, let it move every few steps
     start_e: float = 1.0  # share of random actions at the start
     end_e: float = 0.05  # share of random actions in the end
     exploration_fraction: float = 0.2  # part of the run in which that share falls from the one to the other
@@ -102,7 +102,7 @@ class Args:
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -118,7 +118,7 @@ def relu_mlp(inputs, hidden_sizes, outputs):
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of all actions at once: an MLP for vectors, a linear layer on a CNN for images."""
+    """Q(s, a) of all actions at once. `head` is the whole MLP for vectors, and for images a linear layer on a CNN."""
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
@@ -151,8 +151,7 @@ class QNetwork(nn.Module):
     def greedy(self, obs):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
-        features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
-        return relu_forward_in_numpy(self.head, features).argmax(1)  # self.head(features), faster if it is small
+        return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
         """The best actions (B,), but each with probability epsilon replaced by any action at all."""
@@ -184,8 +183,8 @@ class ReplayBuffer:
         s1                a1       r1      s2, the final one      yes         no
         s2                ignored  0       s0 of the next one     no          yes: not stored
 
-    So what the environment returns is always the true next observation. Terminated, a transition has no future;
-    truncated, it has one like any other, from its next observation on: so `truncated` is not stored.
+    So each stored next_obs is the true one. A terminated transition has no future. A truncated one has: its target goes
+    on from next_obs as any other's does, so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -256,8 +255,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
     a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    the target network as its second): the maximum of values with errors is too high on average; what another network
-    says of that action is less so. gamma is a number, or (B,).
+    the target network as its second). Q' has errors, and its maximum picks those upwards: y comes out too high. Less so
+    if Q chooses and Q' rates the choice, as their errors differ. gamma is a number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -294,7 +293,7 @@ def train(args):
     agent = make_agent(args, envs)
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
     buffer = make_replay_buffer(args, envs, agent)
     log_every = math.ceil(args.total_timesteps / 200)
     # explores: its training episodes hold random actions, so evaluations say how good it is
@@ -303,8 +302,8 @@ def train(args):
     learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, obs, rng = run.new_envs()  # at first those made above; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         if args.anneal_lr:
@@ -317,11 +316,11 @@ def train(args):
         if args.normalize_obs:  # what is stored stays as it is: the network normalises what it sees
             agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # N environments have taken up to N steps at once. Do the updates that fall due in as many steps of only one.
+        # N environments took up to N steps at once. Now do the updates that one alone would have done along the way.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):
@@ -366,7 +365,7 @@ TUNED = {
                        "tau": 0.005, "end_e": 0.03, "exploration_fraction": 0.5, "buffer_size": 200_000,
                        "hidden_sizes": (128, 128), "total_timesteps": 300_000, "eval_every": 10_000,
                        "stop_at_return": 200},
-    # CleanRL's settings, not confirmed here
+    # after CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 
@@ -403,25 +402,6 @@ class RunningMeanStd(nn.Module):
         mean = self.mean.to(x.device, torch.float32)
         std = (self.var + 1e-8).sqrt().to(x.device, torch.float32)
         return ((x - mean) / std).clamp(-10, 10)
-
-
-@np.errstate(over="ignore", invalid="ignore")  # Run tells the user if weights grow without end
-def relu_forward_in_numpy(network, x):
-    """What a network makes of a tensor x (B, inputs), as a NumPy array.
-
-    A small `relu_mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call
-    than on the arithmetic. On larger ones NumPy would start several threads.
-    """
-    small = x.device.type == "cpu" and len(x) <= 32 and isinstance(network, nn.Sequential)
-    if not small or any(module.weight.numel() > 2**13 for module in network if isinstance(module, nn.Linear)):
-        return network(x).cpu().numpy()
-    x = x.numpy()
-    for module in network:
-        if isinstance(module, nn.Linear):
-            x = x @ module.weight.detach().numpy().T + module.bias.detach().numpy()
-        else:
-            x = np.maximum(x, 0)
-    return x
 
 
 class NatureCNN(nn.Module):

@@ -7,7 +7,7 @@
 # ///
 """Evolution strategies (OpenAI-ES) and augmented random search (ARS), all of it, in this one file.
 
-No gradient is computed anywhere. A generation is a population of N candidates: the parameters theta with noise added.
+Nothing is backpropagated. A generation is a population of N candidates: the parameters theta with noise added.
 Each plays an episode, its return (or the rank of it) is its fitness F, and theta moves towards the noise of those that
 did well:
 
@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -87,7 +87,7 @@ class Args:
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: theta moves by learning rate x gradient
     learning_rate: float = 0.05  # alpha
     weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
-    ars: bool = False  # augmented random search, with settings of its own, a linear policy among them: see ARS below
+    ars: bool = False  # augmented random search: a linear policy, plain ascent and more, see ARS below
     top_directions: int | None = None  # ARS: the paper's b, at most population_size / 2; None: all of them
     action_noise: float = 0.0  # Discrete: temperature actions are drawn at; Box: deviation of noise on the outputs
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
@@ -98,7 +98,7 @@ class Args:
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -213,11 +213,11 @@ def centered_ranks(returns):
 def shape_fitness(returns, fitness="centered-rank", elite=1.0):
     """Fitnesses (N,) of returns (N,): centred ranks, standardised, or raw.
 
-    With an elite, the fitness of the best candidate outside it is subtracted from all, and all outside get 0.
+    With an elite, all fitnesses up to that of the best candidate outside it become 0, and the others count from there.
 
-    (The utilities of natural evolution strategies, arXiv 1106.4487, section 3.1, are others: the worse half shares
-    one, those of the better half grow with the logarithm of the rank, and all sum to 0. Here what all have in common
-    cancels anyway, between eps and -eps.)
+    (Natural evolution strategies, arXiv 1106.4487, section 3.1, have other utilities: for the k-th best
+    max(0, log(N/2 + 1) - log k), scaled to sum 1, less 1/N. Such a constant matters nothing here: it cancels between
+    eps and -eps.)
     """
     fitnesses = returns
     if fitness == "centered-rank":
@@ -287,13 +287,12 @@ def play_candidates(policy, candidates, slots, seeds, rng, args, run):
     """Play an episode with each of n candidates (n, D), side by side; `run` counts the steps.
 
     Returns (returns (n,), sums for ObservationStats (n, 3, inputs)). `slots` are the environments of this process, one
-    for each candidate: `slots.candidates` are the places of the n in the population, `slots.pairs` those of their
-    pairs. A candidate that has finished is not counted any more, whatever its slot does until the last one has
-    finished. `seeds`, one for each pair of the population, say from which states episodes begin, `rng` draws the
-    action noise.
+    for each candidate; `slots.candidates` and `slots.pairs` say which of the population and of its pairs these are.
+    Steps after a candidate's episode has ended do not count. `seeds`, one for each pair of the population, fix the
+    states that episodes begin from; `rng` draws the action noise.
     """
     layers = policy.layers(candidates)
-    obs = slots.begin_episode(seeds)  # the two of a pair begin alike
+    obs = slots.begin_episode(seeds)  # where possible, the two of a pair begin alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     seen = np.zeros((len(candidates), 3, policy.sizes[0]))
@@ -339,7 +338,7 @@ def play_generation(policy, noise, episode_seeds, slots, args, run):
         episode_returns, episode_seen = play_candidates(policy, candidates, slots, seeds, rng, args, run)
         returns = returns + episode_returns / len(episode_seeds)
         seen = seen + episode_seen
-    # play_candidates has counted the steps of this process. A part from each process, in the order of candidates:
+    # run.step has counted this process only. One part from each process, in the order of candidates:
     parts = exchange({"returns": returns, "seen": seen, "steps": run.step - first_step})
     run.step = first_step + sum(part["steps"] for part in parts)  # those of all processes
     all_returns = np.concatenate([part["returns"] for part in parts])
@@ -361,14 +360,14 @@ def train(args):
     check_population(args)
     envs = make_envs(args, 2 * len(pairs_of_this_process(args)))
     policy = make_agent(args, envs)
-    optimizer = Adam([policy.theta], lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
-    run = make_run(args, policy, envs, optimizer=optimizer)
+    optimizer = Adam([policy.theta], lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
+    run = make_run(args, policy, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, _, _ = run.new_envs()  # at first those made above; theta stays
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, _, _ = run.new_envs()  # the first time: those made above
             slots = Slots(envs, args)
-        noise_seeds, episode_seeds = draw_seeds(args, run.generation())  # generations played: len(run.episodes) / N
+        noise_seeds, episode_seeds = draw_seeds(args, run.generation())  # generations played so far
 
         noise = draw_noise(noise_seeds, len(policy.theta))
         returns, seen = play_generation(policy, noise, episode_seeds, slots, args, run)

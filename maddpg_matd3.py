@@ -8,8 +8,8 @@
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
 
 Each of n agents acts on what it alone observes, a^i = mu^i(o^i). While learning, its critic Q^i sees the state s and
-what all of them do. From old transitions it learns what return to expect of that, and the actor follows its gradient
-uphill, the others doing what they did:
+all actions, and learns from old transitions what return to expect. The actor follows the gradient of Q^i uphill, while
+the others do what they did:
 
     y^i = r^i + gamma Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),      L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],
     J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eq. 6; J's gradient: 5)
@@ -62,7 +62,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or the dotted path of a maker
@@ -101,13 +101,13 @@ class Args:
     buffer_size: int = 1_000_000  # steps to keep, over all environments
     batch_size: int = 256  # steps per update
     learning_starts: int = 1_000  # steps with uniformly random actions; updates begin once batch_size are stored too
-    train_frequency: int = 4  # environment steps (over all environments) per training
-    gradient_steps: int = 1  # critic updates per training
+    train_frequency: int = 4  # steps (over all environments) from one round of updates to the next
+    gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     n_step: int = 1  # rewards that a target sums before it asks Q'
     tau: float = 0.005  # how far the targets move towards the networks in one update
     exploration_noise: float = 0.1  # deviation of the noise on continuous actions (1: half their range)
-    output_penalty: float = 1e-3  # weight of the mean square of what goes into tanh or softmax, so that both stay soft
+    output_penalty: float = 1e-3  # weight of the mean square of what goes into tanh or softmax; not in the papers
     gumbel_temperature: float = 1.0  # discrete actions: how soft the choices are that gradients flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of each actor
     critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of each critic; None: as the actors'
@@ -161,8 +161,8 @@ class Agents(nn.Module):
             self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
         if args.share_policy:  # the list then holds one and the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics = nn.ModuleList([self.new_critics(args)])  # critics[k][i]: twin k, of agent i (EP: a single i)
-        if args.twin_q:  # with weights of their own: copies of the first would stay that for ever
+        self.critics = nn.ModuleList([self.new_critics(args)])  # twins, each a list over agents (EP: of one)
+        if args.twin_q:  # with weights of their own: copies of the first would learn the same
             self.critics.append(self.new_critics(args))
         self.target_actors = copy.deepcopy(self.actors)
         self.target_critics = copy.deepcopy(self.critics)
@@ -296,8 +296,8 @@ def gumbel_softmax(logits, noise, temperature):
 
 # ------------------------------------------------------------------------------------------------- replay buffers
 # N is the number of environments, n of agents, B of a batch. Environments lie side by side: slot t·N + e is step t of
-# environment e. Each has a position of its own in its ring of T steps, for a row that only resets an environment is no
-# step, and is not stored. With n_step = 3 a sample that starts at slot 1 reaches to the end of the episode:
+# environment e. Each has a position of its own in its ring of T steps, as steps that only reset it (the ones after an
+# episode's end) are not stored. With n_step = 3 a sample that starts at slot 1 reaches to the end of the episode:
 #
 #     slot   0  2  4  6    environment 0: its episode ends in slot 2; slot 6 is its newest
 #     slot   1  3  5  7    environment 1: its episode ends in slot 5
@@ -313,7 +313,7 @@ OffPolicyBatch = namedtuple(
     "obs actions available_actions "  # lists over agents: (B, O_i), (B, A_i), (B, A_i)
     "rewards dones "  # (G·B, 1): a window's sum; whether the episode ends with it (no target needs that)
     "valid_transitions "  # (n·B, 1), agent by agent: 0 where the agent was dead
-    "terms next_share_obs "  # (G·B, 1): whether that end is a termination: then Q' does not count; (G·B, S)
+    "terms next_share_obs "  # (G·B, 1): whether the window ends in a termination: then no Q'; (G·B, S)
     "next_obs next_available_actions "  # lists over agents: (G·B, O_i), (G·B, A_i)
     "gammas",  # (G·B, 1): the discount of Q'
 )
@@ -528,9 +528,9 @@ def smoothed(actions, noise, clip):
 
 
 def critic_targets(rewards, next_values, terminated, gamma):
-    """y (B,) from target values (K, B): y = r + gamma min_k Q'_k(s', a')   (arXiv 1802.09477, eq. 10).
+    """y (B,) = r + gamma (1 - terminated) min_k Q'_k(s', a'), from target values (K, B)   (arXiv 1802.09477, eq. 10).
 
-    Nothing follows termination. With K = 1 it is DDPG's target (arXiv 1509.02971, algorithm 1).
+    With K = 1 it is DDPG's target (arXiv 1509.02971, algorithm 1).
     """
     return rewards + gamma * next_values.amin(0) * ~terminated
 
@@ -541,17 +541,17 @@ def valid_mean(x, valid):
 
 
 def in_turn(own, actions):
-    """What is done if each agent in turn does what it would now: a list over agents of (n·B, A_i).
+    """Joint actions in which one agent at a time acts anew: a list over agents of (n·B, A_i).
 
     `own` and `actions`, what each would do now and what it did, are lists over agents of (B, A_i). In the first B rows
-    it is the first agent's turn, in the next B the second one's; the others do what they did (arXiv 1706.02275, eq. 5).
+    the first agent acts anew, in the next B the second; the others do what they did (arXiv 1706.02275, eq. 5).
     """
-    together = []
+    joint = []
     for i in range(len(own)):
         turns = [actions[i]] * len(own)
         turns[i] = own[i]
-        together.append(torch.cat(turns))
-    return together
+        joint.append(torch.cat(turns))
+    return joint
 
 
 @torch.no_grad()
@@ -562,7 +562,7 @@ def polyak(target, source, tau):
 
 
 def matd3_targets(agents, batch, args, rng):
-    """What the critics learn, y (G·B,): the targets' value of what follows, with the first two of TD3's tricks."""
+    """What the critics learn, y (G·B,): a window's rewards plus gamma^k Q', with the first two of TD3's tricks."""
     with torch.no_grad():
         next_actions, _ = agents.choose(agents.target_actors, batch.next_obs, batch.next_available_actions, rng)
         if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
@@ -604,9 +604,9 @@ def actors_loss(agents, batch, rng):
 
 
 def updates_due(step_before, step, args):
-    """How many critic updates fall due with the steps after `step_before`, up to and with `step`.
+    """How many critic updates the steps from step_before + 1 to `step` bring.
 
-    They are counted over all environments, so that their number does not depend on that of the environments.
+    Steps of all environments count, so the ratio of updates to steps does not depend on how many there are.
     """
     due = 0
     for taken in range(step_before + 1, step + 1):
@@ -630,8 +630,8 @@ def train(args):
     run = Run(args, agents, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True, **parts)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, rows, rng = run.new_envs()  # at first those made above; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, rows, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.cut()  # no n-step window reaches from old episodes into new ones
         if args.anneal_lr:
@@ -645,7 +645,7 @@ def train(args):
         result = envs.step(agents.to_env(actions))
         store_step(buffer, agents, rows, reset_rows, actions, result)
         rows, rewards, terminated, truncated, _ = result
-        run.count(rows, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+        run.count(rows, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         reset_rows = terminated | truncated
 
         for _ in range(updates_due(step_before, run.step, args)):

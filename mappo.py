@@ -13,8 +13,8 @@ estimate), r^i being its own ratio of new to old policy, and a bonus for entropy
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
-HAPPO updates separate policies one after the other, in random order, each with A times the ratios of those that have
-moved already: A prod_j r^j (its paper's M), so that every step counts with the team as it is by then (2109.11251).
+HAPPO updates separate policies one after the other, in random order. Each learns from A times the ratios of those that
+have moved already, A prod_j r^j: so it answers to what its teammates do now, not to what they did (2109.11251).
 
     python mappo.py                                                          # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of such a function
@@ -262,8 +262,8 @@ class Team(nn.Module):
     def share_obs(self, parts):
         """What the critic sees: the state (N, S), or with FP a state for each agent, (N, n, S); parts: see split_rows.
 
-        The state is the environment's own, or else all observations side by side (EP or CL in arXiv 2103.01955). FP has
-        the agent's observation beside it (AS; nothing is pruned); zeros once it is dead (in the paper with its ID).
+        The state is the environment's own, or else all observations side by side. FP has the agent's observation beside
+        it, or zeros once it is dead (arXiv 2103.01955 calls this AS, its FP being pruned, and gives the dead their ID).
         """
         if self.args.state_type == "EP":
             return parts.state
@@ -334,7 +334,7 @@ class Team(nn.Module):
 #
 # masks 0: an episode ended in this row, and no return reaches back across it. A recurrent network sees it all the same
 #   and forgets after it (in other codes, whose row 2 is the next s0, before it).
-# bad_masks 0: it ended by truncation, so the value of this row counts; had it terminated, bad_masks would be 1.
+# bad_masks 0: it ended by truncation, so the value of this row counts. 1 elsewhere, at a termination too.
 # active_masks 0: the row counts in no loss. In an actor's buffer a dead agent's rows do not count either.
 
 ACTOR_FIELDS = "obs rnn_states actions masks active_masks available_actions log_probs factor advantages"
@@ -343,7 +343,7 @@ CriticBatch = namedtuple("CriticBatch", "share_obs rnn_states_critic masks activ
 
 
 def feed_forward_batches(fields, num_mini_batch, rng):
-    """Yield dicts of the fields' rows (B, …), which together hold all of (T, S, …) once, in random order."""
+    """Yield dicts of the fields' rows (B, …), which together hold all of (T, streams, …) once, in random order."""
     flat = {name: x.flatten(0, 1) for name, x in fields.items()}
     order = torch.as_tensor(rng.permutation(len(flat["masks"])), device=flat["masks"].device)
     for rows in order.tensor_split(num_mini_batch):
@@ -353,7 +353,7 @@ def feed_forward_batches(fields, num_mini_batch, rng):
 def recurrent_batches(fields, num_mini_batch, length, rng):
     """Yield dicts of the fields' rows (L·C, …), time-major, in C random chunks of L = `length` steps.
 
-    Fields are (T, S, …): of each of S streams the T steps are cut into chunks, numbered stream by stream. Length T
+    Fields are (T, S, …) of S streams: the T steps of each are cut into chunks, numbered stream by stream. Length T
     takes streams whole. Of the fields called rnn_states… a batch has the first step of each chunk alone, (C, …).
     """
     T = len(fields["masks"])
@@ -375,7 +375,7 @@ class OnPolicyActorBuffer:
     """What one agent saw and did in a rollout: obs (T + 1, N, …), actions (T, N, D) and so on; see the table above.
 
     `available_actions` (T + 1, N, choices) has no choices if all are always available; recurrent states are
-    (T + 1, N, 1, H), with H = 0 for a policy without. `factor` (T, N, 1) is HAPPO's M.
+    (T + 1, N, 1, H), with H = 0 for a policy without. `factor` (T, N, 1): HAPPO's prod_j r^j.
     """
 
     def __init__(self, num_steps, num_envs, obs_size, action_space, num_choices=0, hidden_size=0, device="cpu"):
@@ -553,8 +553,8 @@ class OnPolicyCriticBufferEP(CriticBuffer):
 class OnPolicyCriticBufferFP(CriticBuffer):
     """A state, value and return for each agent: arrays (T + 1, N, n, …).
 
-    Each value foretells what the whole team gets, also after the agent's death. A dead agent's state is all zeros: its
-    value V(0), the same for all dead, learns from all rows but reset rows what the team gets on average after a death.
+    Each value foretells what the whole team gets, also after the agent's death. A dead agent's state is all zeros, so
+    (but for a GRU's memory) all dead share one value, V(0): it learns what the team gets on average after a death.
     """
 
     def __init__(self, num_steps, num_envs, num_agents, state_size, *more, **options):
@@ -693,7 +693,7 @@ def normalized_advantages(critic_buffer, agents, buffers):
 @torch.no_grad()
 def ratios_now(actor, buffer):
     """pi(a|o) / pi_old(a|o) (T, N, 1) of an agent's steps, pi being its policy as it is now; 1 where not active."""
-    steps = buffer.fields(buffer.factor)  # in the place of advantages, which are not used here
+    steps = buffer.fields(buffer.factor)  # the whole rollout, one chunk; factor stands in for advantages, not used here
     rows = {name: x.flatten(0, 1) for name, x in steps.items()}
     log_probs, _ = actor(rows["obs"], steps["rnn_states"][0], rows["masks"], rows["available_actions"], rows["actions"])
     ratios = ((log_probs - rows["log_probs"]) * rows["active_masks"]).exp()
@@ -747,12 +747,12 @@ def train(args):
     actor_optimizers = [Adam(actor.parameters(), lr=args.learning_rate, eps=1e-5) for actor in team.actors]
     critic_optimizer = Adam(team.critic.parameters(), lr=args.learning_rate, eps=1e-5)
     named_optimizers = {f"actor_optimizer_{i}": optimizer for i, optimizer in enumerate(actor_optimizers)}
-    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **named_optimizers)
+    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **named_optimizers)  # --resume loads into these
     update_actors = happo_update if args.happo else mappo_update
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, team_rows, rng = run.new_envs()  # at first those made above; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, team_rows, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             actor_buffers, critic_buffer = make_buffers(args, team, team_rows)
         learning_rate = args.learning_rate * (1 - run.step / args.total_timesteps if args.anneal_lr else 1)
@@ -763,7 +763,7 @@ def train(args):
             actions, log_probs, rnn_states = team.sample(actor_buffers, t, rng)
             values, rnn_states_critic = team.values(critic_buffer, t)
             team_rows, rewards, terminated, truncated, _ = envs.step(team.to_env(actions))
-            run.count(team_rows, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+            run.count(team_rows, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
             reset_rows = terminated | truncated  # from here on those of the next step
             masks = 1 - reset_rows[:, None]
             bad_masks = 1 - (truncated & ~terminated)[:, None]
@@ -822,7 +822,7 @@ def tuned_settings(args):
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module

@@ -52,7 +52,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -109,7 +109,7 @@ class Args:
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -247,9 +247,9 @@ class Agent(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
-# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
-# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
+# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
+# later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
@@ -481,13 +481,13 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_rollout(args, envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
     loss_function = torch.compile(ppo_loss) if args.compile else ppo_loss
-    run = Run(args, agent, envs, optimizer=optimizer)
+    run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, obs, rng = run.new_envs()  # at first those made above; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
@@ -497,7 +497,7 @@ def train(args):
             actions = agent.sample(obs, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows)
-            run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+            run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
             obs = next_obs
             reset_rows = terminated | truncated
         buffer.obs[-1] = obs

@@ -17,7 +17,7 @@ both when acting and when learning. Then this is a policy like any other, the po
 logits of invalid actions get no gradient. All else is ppo.py: `diff ppo.py ppo_masked.py` shows what masks change.
 
     python ppo_masked.py                       # Taxi-v4, half a minute
-    python ppo_masked.py --no-mask             # the same, without masks: learn by penalty only
+    python ppo_masked.py --no-mask             # the same, without masks: only rewards tell
     python ppo_masked.py --evaluate runs/DIR   # play what a run has left behind, without training
 
 Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace arXiv 1802.01561.
@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
@@ -78,7 +78,7 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    no_mask: bool = False  # ablation: all actions are called valid; only penalties tell
+    no_mask: bool = False  # ablation: all actions count as valid; only rewards tell
     naive_mask: bool = False  # ablation: pi_old, which plays, has masks; pi, which learns, none
     estimator: Annotated[  # of advantages; vanilla: discounted return minus value. --buffer is an older name
         Literal["gae", "vtrace", "vanilla"], tyro.conf.arg(aliases=["--buffer"])
@@ -174,7 +174,7 @@ class MaskedCategorical:
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -193,8 +193,8 @@ class MaskedAgent(nn.Module):
     """Actor and critic, each a Network: an MLP for vectors, discrete numbers or a dict of such entries.
 
     A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of
-    two categories for each bit. Everywhere but in the environment, actions are (B, factors). The environments of this
-    script (MaskedEnvs) return each observation and its mask side by side, in one row; `split` takes them apart.
+    two categories for each bit. Everywhere but in the environment, actions are (B, factors). MaskedEnvs put each
+    observation and its mask into one row, which `split` takes apart again: the networks never see masks.
     """
 
     def __init__(self, entries, action_space, args, device="cpu"):
@@ -235,7 +235,7 @@ class MaskedAgent(nn.Module):
         return forward_in_numpy(self.actor.rest, self.actor.first_hidden(parts))  # self.actor(parts), but faster
 
     def masked_logits(self, obs, masks):
-        """The same with minus infinity for every invalid choice. ValueError if there is no valid one in a row."""
+        """Those logits, but minus infinity for invalid choices. ValueError if a factor has no valid one."""
         check_masks(masks, self.sizes)
         return np.where(masks, self.policy_output(obs), -np.inf)
 
@@ -283,9 +283,9 @@ class MaskedAgent(nn.Module):
 
 
 # -------------------------------------------------------------------------------------------- returns and buffers
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
-# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
-# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
+# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
+# later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
@@ -437,8 +437,8 @@ class MaskableRolloutBuffer:
         """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
         log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
-        played, which only V-trace uses: rho takes care of what lies between mu and the agent now, and the surrogate's
-        ratio, against old_log_probs, only of what the agent learns from now on. So nothing counts twice.
+        played, which only V-trace uses: rho corrects for mu against the agent now, the surrogate's ratio only for what
+        the agent learns from now on. So nothing counts twice, and each epoch has a clip range of its own.
         """
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
@@ -555,7 +555,7 @@ def approximate_kl(log_ratios):
 
 def masked_ppo_loss(agent, batch, args):
     """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
-    # The masks of pi_old: without them (--naive-mask) pi/pi_old is not 1 even before the first step.
+    # Masked as when acting, pi/pi_old begins at 1. With --naive-mask it begins lower, and approx_kl comes out too low.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob
@@ -586,14 +586,14 @@ def train(args):
     envs = make_envs(args, args.num_envs)  # their observations hold the masks
     check_rollout(args, envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
     loss_function = torch.compile(masked_ppo_loss) if args.compile else masked_ppo_loss
     print(f"action masks come from {envs.source}")
-    run = Run(args, agent, envs, optimizer=optimizer)
+    run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, obs_and_masks, rng = run.new_envs()  # at first those made above; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, obs_and_masks, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = make_masked_buffer(args, agent)
         if args.anneal_lr:
@@ -604,7 +604,7 @@ def train(args):
             actions = agent.sample(obs, masks, rng)
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
-            # advances run.step, but for reset rows
+            # advances run.step; not for reset rows
             run.count(obs_and_masks, rewards, terminated | truncated, reset_rows)
             reset_rows = terminated | truncated
         last_obs, _ = agent.split(obs_and_masks)
@@ -620,7 +620,7 @@ def train(args):
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
 
         for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # the policy is no longer mu; ratios begin at 1
+            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu: work out rho anew
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, mu_log_probs, args)
             for batch in buffer.minibatches(args.num_minibatches, rng):

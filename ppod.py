@@ -14,9 +14,10 @@ at the end of each episode or replay a slot of the vector environment draws what
     v_i = max_t V(s_t), else the environment                                        (arXiv 2007.03328, section 3)
 
 A replay streams its stored steps into the rollout; the current critic values them, and their log-probability counts as
-log 1 = 0 (discrete actions), so the clipped objective of PPO imitates what turned out better than expected. The agent's
-own episodes become reward demos if their return is good enough, value demos if the critic thinks highly of some state
-in them; new reward demos shift probability from phi to rho. Everything else is PPO, with or without a GRU.
+log 1 = 0 (discrete actions). The ratio of PPO is then pi <= 1, and what turned out better than expected is imitated
+without a clip. The agent's own episodes become reward demos if their return is good enough, value demos if the critic
+thinks highly of some state in them; new reward demos shift probability from phi to rho. Everything else is PPO, with or
+without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
@@ -56,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
@@ -69,7 +70,7 @@ class Args:
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with the likeliest actions
     sample_actions: bool = False  # evaluations draw actions: with no memory, the likeliest ones may go round in circles
     capture_video: bool = False  # film an episode at each evaluation
     checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
@@ -87,7 +88,7 @@ class Args:
     # a new reward demo moves phi / N from phi to rho; N: room for value demos, or how many there are now
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # demos in both lists together
-    initial_reward_threshold: float | None = None  # return of a reward demo; None: as the demos have, but above 0
+    initial_reward_threshold: float | None = None  # least return of a reward demo; None: the demos' lowest, but above 0
     initial_human_demos_dir: str | None = None  # folder of demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of demos that may be dropped
     supplementary_demos_dir: str | None = None  # folder that is watched: each new file becomes an agent demo
@@ -124,7 +125,7 @@ class Args:
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -311,9 +312,9 @@ class RecurrentAgent(nn.Module):
 
 
 # -------------------------------------------------------------------------------------------- returns and rollout
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. If step t
-# terminated its episode, it is ignored: nothing follows. If step t was truncated, it stands for the rewards that were
-# cut off. Rewards of later episodes never count. If both flags are set, terminated wins.
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
+# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
+# later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -400,8 +401,8 @@ class SequenceBuffer:
     def log_probs_and_values(self, agent):
         """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now.
 
-        A demonstrator took his action with certainty: the log-probs of replayed rows are those of such an action. Sets
-        `states` (T, N, gru_size), those of the GRU before each row.
+        The log-probs of replayed rows are those of an action taken with certainty, as if by a demonstrator, even where
+        the agent itself once drew it. Sets `states` (T, N, gru_size), those of the GRU before each row.
         """
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
@@ -528,7 +529,7 @@ class PPODBuffer:
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
-        self.away = np.zeros(num_envs, bool)  # whether its environment ran on behind a replay, and needs a reset
+        self.needs_reset = np.zeros(num_envs, bool)  # whether its environment ran on unseen during a replay
         # What each slot's episode had in earlier rollouts: parts (obs, actions, rewards, values), one from each.
         self.episodes = [[] for _ in range(num_envs)]
 
@@ -553,12 +554,12 @@ class PPODBuffer:
             self.position[i] = 0
             if demo is not None:
                 obs[i] = demo.obs[0]
-                self.away[i] = True
+                self.needs_reset[i] = True
         return obs
 
     def restart(self, obs, rng):
         """Forget all episodes and replays under way. Returns what the slots show of new environments that show obs."""
-        self.away[:] = False
+        self.needs_reset[:] = False
         self.episodes = [[] for _ in self.episodes]
         return self.draw_sources(range(len(obs)), obs, rng)
 
@@ -566,11 +567,11 @@ class PPODBuffer:
         """Let slots in a reset row draw what comes next. Returns next_obs (N, …) with its first observations."""
         next_obs = self.draw_sources(np.flatnonzero(reset_rows), next_obs, rng)
         shows_env = np.array([demo is None for demo in self.replays])
-        returning = reset_rows & shows_env & self.away  # these drew their environments, which ran on unseen meanwhile
-        if returning.any():
-            first_obs, _ = envs.reset(options={"reset_mask": returning})
-            next_obs[returning] = first_obs[returning]
-            self.away[returning] = False
+        to_reset = reset_rows & shows_env & self.needs_reset  # these drew their environments
+        if to_reset.any():
+            first_obs, _ = envs.reset(options={"reset_mask": to_reset})
+            next_obs[to_reset] = first_obs[to_reset]
+            self.needs_reset[to_reset] = False
         return next_obs
 
     def show_replays(self, reset_rows, step):
@@ -760,9 +761,9 @@ def approximate_kl(log_ratios):
 def sequence_loss(agent, batch, args):
     """PPO's loss of Sequences, to be minimised, and a dict of figures to log. Reset rows count for nothing.
 
-    In replayed rows the ratio is pi/mu (see certain_log_prob), hardly above 1: A > 0 always makes the action likelier,
-    A < 0 less likely only until the ratio is below 1 - eps. It does not say how far the policy has moved: approx_kl and
-    clip_fraction leave these rows out.
+    In replayed rows the ratio is pi/mu (see certain_log_prob), with mu = 1 for discrete actions. So A > 0 is never
+    clipped, and A < 0 counts only while pi > 1 - eps. This ratio does not tell how far the policy has moved: approx_kl
+    and clip_fraction leave these rows out.
     """
     log_probs, entropies, values, _ = agent(batch.obs, batch.reset_rows, batch.actions, batch.state)
     trained = ~batch.reset_rows
@@ -798,22 +799,22 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_sequences(args, envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below, with the numbers of torch.optim.Adam
+    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
     demos = make_demo_buffer(args, envs)  # it holds the initial demos
-    run = Run(args, agent, envs, optimizer=optimizer, demos=demos)
+    run = Run(args, agent, envs, optimizer=optimizer, demos=demos)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, obs, rng = run.new_envs()  # at first those made above; the networks stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, obs, rng = run.new_envs()  # the first time: those made above
             obs = demos.restart(obs, rng)
             state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
-            reset_rows = np.zeros(args.num_envs, bool)  # whether in the next row a slot only draws what it shows next
+            reset_rows = np.zeros(args.num_envs, bool)  # whether a slot's next row is a reset row: see SequenceBuffer
             buffer = SequenceBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
         demos.load_supplementary_demos()
         buffer.state = state
-        # Next-step autoreset: after an end comes a reset row; its action is ignored, its next_obs begins what is next.
+        # After an end comes a reset row: its action is ignored, its next_obs is the first of what the slot draws next.
         for t in range(args.num_steps):
             actions, state = agent.sample(obs, reset_rows, state, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(to_env(actions, agent.action_space))
@@ -822,7 +823,7 @@ def train(args):
             buffer.add(t, obs, step, reset_rows, demo_ids)
             ended = step.terminated | step.truncated
             real = ~reset_rows & (demo_ids == 0)
-            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # replays count as little as reset rows
+            run.count(step.next_obs, step.rewards * real, ended & real, ~real)  # neither replays nor reset rows count
             obs = step.next_obs
             reset_rows = ended
 

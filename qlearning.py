@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -256,8 +256,8 @@ def train(args):
     run = Run(args, agent, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, _, generator = run.new_envs()  # at first those made above; the table stays
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, _, generator = run.new_envs()  # the first time: those made above
             env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
             rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator
         play_episode(agent, env, run, rng, args)

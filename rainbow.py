@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag with its plain default. The command line, and `tuned(env_id=…)`, start from TUNED, further below."""
+    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -105,7 +105,7 @@ class Args:
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     adam_eps: float = 1e-5  # Adam's epsilon
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # transitions in the replay buffer; a new one then replaces the oldest
+    buffer_size: int = 100_000  # transitions in the replay buffer; once it is full, a new one replaces the oldest
     stacked_frames: Literal["auto", "yes", "no"] = "auto"  # images are stacks of frames: keep each once; auto: Atari
     learning_starts: int = 1_000  # steps before the first update
     train_frequency: int = 4  # steps from one update to the next
@@ -113,7 +113,7 @@ class Args:
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # steps from one change of the target network to the next
-    tau: float = 1.0  # how far it then moves towards the network; 1 copies (small values need a small frequency)
+    tau: float = 1.0  # how far it then moves towards the network: 1 copies; if small, let it move every few steps
     start_e: float = 1.0  # share of random actions at the start; with noisy there are none
     end_e: float = 0.05  # share of random actions in the end
     exploration_fraction: float = 0.2  # part of the run in which the one falls to the other
@@ -127,7 +127,7 @@ class Args:
 
 
 def layer(module, gain=2**0.5):
-    """A linear or convolutional layer with orthogonal weights, scaled by `gain`, and zero biases."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -494,8 +494,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
     a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    the target network as its second): the maximum of values with errors is too high on average; what another network
-    says of that action is less so. gamma is a number, or (B,).
+    the target network as its second). Q' has errors, and its maximum picks those upwards: y comes out too high. Less so
+    if Q chooses and Q' rates the choice, as their errors differ. gamma is a number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -573,8 +573,8 @@ def train(args):
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, so that a resumed run goes on exactly as this one
-            envs, obs, rng = run.new_envs()  # at first those made above; networks and buffer stay
+        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+            envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.begin_episodes()
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
@@ -590,7 +590,7 @@ def train(args):
         if args.normalize_obs:
             agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step, but for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         obs = next_obs
         reset_rows = terminated | truncated
 

@@ -30,9 +30,9 @@ def new_network(script, space=VECTOR, actions=3, start=0, **settings):
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])
-@pytest.mark.parametrize("hidden_sizes", [(8, 5), (), (100, 90)])  # the last one is too large for NumPy
-def test_acting_in_numpy_equals_torch(script, normalize_obs, hidden_sizes):
-    """Fails if acting sees another network than the loss does, or observations that are normalised otherwise."""
+@pytest.mark.parametrize("hidden_sizes", [(8, 5), ()])
+def test_network(script, normalize_obs, hidden_sizes):
+    """Fails if Q is not made by linear layers with ReLU between them, on normalised observations."""
     agent = new_network(script, normalize_obs=normalize_obs, hidden_sizes=hidden_sizes)
     obs = np.random.default_rng(0).normal(1, 5, (30, 2)).astype(np.float32)
     layers = [module for module in agent.head if isinstance(module, torch.nn.Linear)]
@@ -46,8 +46,6 @@ def test_acting_in_numpy_equals_torch(script, normalize_obs, hidden_sizes):
         inputs = layer(inputs).clamp(min=0)
     expected = layers[-1](inputs).detach()
     close(agent(torch.tensor(obs)), expected, atol=1e-4)
-    with torch.no_grad():
-        close(script.relu_forward_in_numpy(agent.head, features), expected, atol=1e-4)
     assert agent.greedy(obs).tolist() == expected.argmax(1).tolist() and len(set(agent.greedy(obs))) > 1
 
 

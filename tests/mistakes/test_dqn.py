@@ -13,7 +13,7 @@ LOSS = {double: partial(by_hand.test_loss, double=double) for double in (True, F
 PLANS = [[(3, True), (2, False)], [(1, False)], [(4, True)]]
 RING = partial(loops.test_ring.hypothesis.inner_test, plans=PLANS, capacity=7, steps=20, saved=False)
 SAVED_RING = partial(loops.test_ring.hypothesis.inner_test, plans=PLANS, capacity=7, steps=20, saved=True)
-NUMPY = partial(loops.test_acting_in_numpy_equals_torch, normalize_obs=True, hidden_sizes=(8, 5))
+NETWORK = partial(loops.test_network, normalize_obs=True, hidden_sizes=(8, 5))
 CHANNELS_LAST = partial(loops.test_images, shape=(36, 40, 3))
 
 MISTAKES = {  # (where it is made, what catches it): {name: text that stands there -> what stands there in its place}
@@ -88,11 +88,12 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "double precision": "else np.float32\n -> else np.float64\n",
         "continuous actions cut off": "np.float32 if isinstance -> np.int64 if isinstance",
     },
-    ("QNetwork.features", NUMPY): {"not normalised": "obs if self.obs_stats is None -> obs if True"},
-    ("relu_forward_in_numpy", NUMPY): {
-        "tanh": "np.maximum(x, 0) -> np.tanh(x)",
-        "no bias": " + module.bias.detach().numpy() -> ",
+    ("QNetwork.features", NETWORK): {"not normalised": "obs if self.obs_stats is None -> obs if True"},
+    ("relu_mlp", NETWORK): {
+        "tanh": "nn.ReLU() -> nn.Tanh()",
+        "ReLU on the outputs": "outputs), gain=1.0) -> outputs), gain=1.0), nn.ReLU()",
     },
+    ("QNetwork.greedy", NETWORK): {"the worst action": "argmax -> argmin"},
     ("QNetwork.explore", loops.test_exploration): {
         "best where random is due": "at_random, any_actions, -> ~at_random, any_actions,",
         "never the last action": "rng.integers(self.num_actions -> rng.integers(self.num_actions - 1",
