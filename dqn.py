@@ -360,7 +360,7 @@ TUNED = {
                     "hidden_sizes": (256, 256), "total_timesteps": 50_000, "eval_every": 1_000, "stop_at_return": 495},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
-                       "target_network_frequency": 600, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
+                       "target_network_frequency": 32, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
     "LunarLander-v3": {"num_envs": 8, "train_frequency": 2, "learning_rate": 5e-4, "target_network_frequency": 4,
                        "tau": 0.005, "end_e": 0.03, "exploration_fraction": 0.5, "buffer_size": 200_000,
                        "hidden_sizes": (128, 128), "total_timesteps": 300_000, "eval_every": 10_000,

@@ -647,7 +647,7 @@ TUNED = {
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "v_min": -100.0, "v_max": 0.0,
                    "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
-                       "target_network_frequency": 600, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
+                       "target_network_frequency": 32, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
                        "total_timesteps": 150_000},
     # the paper's settings, with 8 environments and fewer steps; not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
