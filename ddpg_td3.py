@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -398,7 +398,7 @@ def train(args):
     run = Run(args, agent, envs, log_every, explores=True, **parts)  # explores: only evaluations say how good it is
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))

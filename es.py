@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -364,7 +364,7 @@ def train(args):
     run = make_run(args, policy, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, _, _ = run.new_envs()  # the first time: those made above
             slots = Slots(envs, args)
         noise_seeds, episode_seeds = draw_seeds(args, run.generation())  # generations played so far

@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of such a function
@@ -751,7 +751,7 @@ def train(args):
     update_actors = happo_update if args.happo else mappo_update
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, team_rows, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             actor_buffers, critic_buffer = make_buffers(args, team, team_rows)

@@ -7,10 +7,10 @@
 # ///
 """Proximal policy optimisation (PPO), all of it, in this one file.
 
-Play T steps in N environments, let the critic say how much better than expected each action turned out (the action's
-advantage A), and make the better actions likelier. Several epochs of gradient steps reuse the same data, so the policy
-pi moves away from the old policy that collected it. Clipping removes the incentive to move the ratio r of the two far
-from 1:
+Play T steps in N environments, compare what each action brought with what the critic had expected (the difference is
+the action's advantage A), and make the better actions likelier. Several epochs of gradient steps reuse the same data,
+so the policy pi moves away from the old policy that collected it. Clipping removes the incentive to move the ratio r of
+the two far from 1:
 
     L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / pi_old(a|s)     (arXiv 1707.06347, eq. 7)
 
@@ -52,7 +52,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -202,7 +202,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def policy_output(self, obs):
-        """Logits or means (B, …), a NumPy array, for a NumPy array of observations. Acting is done in NumPy."""
+        """Logits or means (B, …), a NumPy array, for a NumPy array of observations. Small MLPs act in NumPy."""
         dtype = torch.uint8 if self.image else torch.float32
         features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
         return forward_in_numpy(self.actor, features)
@@ -322,7 +322,7 @@ class RolloutBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between.
+    whether or not an episode ended in between. No advantage reaches back from row 2: row 1 ends the episode.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -348,7 +348,7 @@ class RolloutBuffer:
         self.reset_rows[t] = reset_rows
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of the discounted return G_t = r_t + gamma G_{t-1}; clip to ±10.
+        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
 
         G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
         """
@@ -379,8 +379,8 @@ class RolloutBuffer:
         """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
         log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
-        played, which only V-trace uses: rho takes care of what lies between mu and the agent now, and the surrogate's
-        ratio, against old_log_probs, only of what the agent learns from now on. So nothing counts twice.
+        played, which only V-trace uses: rho corrects for mu against the agent now, the surrogate's ratio only for what
+        the agent learns from now on. So nothing counts twice, and each epoch has a clip range of its own.
         """
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
@@ -486,7 +486,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
@@ -506,13 +506,13 @@ def train(args):
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: no weight has changed
         mu_log_probs = log_probs  # mu: the policy that has just played
         buffer.compute_advantages(log_probs, values, mu_log_probs, args)
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
 
         for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # the policy is no longer mu: correct for it
+            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu: work out rho anew
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, mu_log_probs, args)
             for batch in buffer.minibatches(args.num_minibatches, rng):
@@ -562,7 +562,7 @@ TUNED = {
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 32, "update_epochs": 10, "gamma": 0.999,
                          "ent_coef": 0.0, "total_timesteps": 3_000_000} | NORMALIZE,
-    # published settings (CleanRL's), not confirmed here
+    # after published settings (CleanRL's), not confirmed here
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
@@ -930,6 +930,8 @@ def check_rollout(args, envs):
     rows = args.num_steps * args.num_envs
     if rows % args.num_minibatches != 0:
         raise UserError(f"num_envs x num_steps = {rows} rows do not divide into {args.num_minibatches} minibatches")
+    if args.norm_adv and rows == args.num_minibatches:  # normalised, a single advantage is 0
+        raise UserError("minibatches of 1 row need --no-norm-adv: there is nothing to normalise an advantage by")
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
     check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 100))

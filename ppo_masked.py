@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
@@ -403,7 +403,7 @@ class MaskableRolloutBuffer:
         self.action_masks[t] = masks
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of the discounted return G_t = r_t + gamma G_{t-1}; clip to ±10.
+        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
 
         G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
         """
@@ -592,7 +592,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, obs_and_masks, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = make_masked_buffer(args, agent)
@@ -614,7 +614,7 @@ def train(args):
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: no weight has changed
         mu_log_probs = log_probs  # mu: the policy that has just played
         buffer.compute_advantages(log_probs, values, mu_log_probs, args)
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
@@ -1145,6 +1145,8 @@ def check_rollout(args, envs):
     rows = args.num_steps * args.num_envs
     if rows % args.num_minibatches != 0:
         raise UserError(f"num_envs x num_steps = {rows} rows do not divide into {args.num_minibatches} minibatches")
+    if args.norm_adv and rows == args.num_minibatches:  # normalised, a single advantage is 0
+        raise UserError("minibatches of 1 row need --no-norm-adv: there is nothing to normalise an advantage by")
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
     check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 100))

@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -94,7 +94,7 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # share of each minibatch that the predictor learns from, drawn anew each time
+    predictor_share: float = 0.25  # the predictor learns from this share of each minibatch: less slows it down
     random_steps: int = 100  # steps of random play, in each environment, that begin the statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -209,7 +209,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def policy_output(self, obs):
-        """Logits or means (B, …), a NumPy array, for a NumPy array of observations. Acting is done in NumPy."""
+        """Logits or means (B, …), a NumPy array, for a NumPy array of observations. Small MLPs act in NumPy."""
         dtype = torch.uint8 if self.image else torch.float32
         features = self.features(torch.as_tensor(obs, dtype=dtype, device=self.device))
         return forward_in_numpy(self.actor, features)
@@ -282,7 +282,7 @@ class CuriousAgent(Agent):
         return log_probs, entropies, values, intrinsic_values
 
 
-Agent = CuriousAgent  # make_agent, which is ppo.py's, makes an Agent: from here on it means this one
+Agent = CuriousAgent  # make_agent is ppo.py's and calls its class Agent: from here on that is this one
 
 
 # ------------------------------------------------------------------------------------------------------- curiosity
@@ -298,8 +298,8 @@ class RND(nn.Module):
         super().__init__()
         self.device = device
         self.image = is_image(observation_space)
-        self.target = feature_network(observation_space, hidden_layers=0)
-        self.predictor = feature_network(observation_space, hidden_layers=2)  # deeper than what it learns
+        self.target = feature_network(observation_space, extra_layers=0)
+        self.predictor = feature_network(observation_space, extra_layers=2)  # deeper than the target
         self.target.requires_grad_(False)
         self.to(device)
         # Created after the move, so that they stay on the CPU: they are float64, which some devices lack. Unlike the
@@ -310,7 +310,7 @@ class RND(nn.Module):
 
     def forward(self, obs):
         """Novelty (B,) of a tensor of observations (B, …): the squared error of the prediction, mean over features."""
-        # A number that has never varied has a deviation of nearly 0: when it first does, it becomes 5 or -5.
+        # An entry that has been constant has a deviation of nearly 0: when it first varies, it is cut to 5 or -5.
         x = self.obs_stats(obs.float()).clamp(-5, 5)
         if self.image:
             x = 255 * x  # NatureCNN takes bytes and divides them by 255
@@ -359,9 +359,9 @@ class RND(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). compute_gae: next_values[t] is the critic's value of the observation after step t.
-# After termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off.
-# Rewards of later episodes never count. If both flags are set, terminated wins.
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. Returns of
+# compute_gae end with the episode: after termination that value counts as 0, after truncation it stands for the rewards
+# that were cut off; if both flags are set, terminated wins. Those of compute_intrinsic_gae go on into the next episode.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -384,10 +384,9 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
 
     A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t)
 
-    Returns go on from one episode into the next (arXiv 1810.12894, section 2.3): u is the next row that is no reset
-    row. That is t + 1, and at an episode's end t + 2, where the next episode begins; the table below shows it. What
-    comes out for reset rows means nothing. At the rollout's end values[T] stands for what follows, as ever; if an
-    episode ends in the last row, that is the value of its final observation.
+    Returns go on into the next episode (arXiv 1810.12894, section 2.3): u is the next row that is no reset row, t + 1,
+    or t + 2 at an episode's end (see the table below). What comes out for reset rows means nothing. After the last row
+    comes values[T]: if an episode ends there, that is the value of its final observation, not of the next one's first.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
@@ -446,7 +445,7 @@ class CuriousBuffer:
         self.reset_rows[t] = reset_rows
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of the discounted return G_t = r_t + gamma G_{t-1}; clip to ±10.
+        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
 
         G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
         """
@@ -593,14 +592,14 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     check_rollout(args, envs)
     agent = make_agent(args, envs)
-    rnd = make_rnd(args, envs, agent.device)  # random play has begun its statistics of observations (section 2.4)
+    rnd = make_rnd(args, envs, agent.device)  # plays at random, to begin its statistics of observations (section 2.4)
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
     predictor_optimizer = Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate)
     loss_function = torch.compile(curious_loss) if args.compile else curious_loss
     run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd, predictor_optimizer=predictor_optimizer)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
@@ -644,7 +643,7 @@ def train(args):
 
         if args.normalize_obs:  # only now: learning must see observations normalised as they were for acting
             agent.obs_stats.update(buffer.played_obs())
-        rnd.update_obs_stats(buffer.next_obs())  # last, so that rewards and predictor have seen the same statistics
+        rnd.update_obs_stats(buffer.next_obs())  # only now, so that rewards and predictor have seen the same statistics
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
@@ -747,7 +746,7 @@ class NatureCNN(nn.Module):
         return self.linear(self.convolutions(images / 255)).relu()
 
 
-def feature_network(observation_space, hidden_layers):
+def feature_network(observation_space, extra_layers):
     """Features (B, 128) of normalised observations (B, …): for images a CNN, for vectors a linear layer comes first."""
     if is_image(observation_space):
         size = 512
@@ -755,7 +754,7 @@ def feature_network(observation_space, hidden_layers):
     else:
         size = 256
         layers = [nn.Flatten(), layer(nn.Linear(math.prod(observation_space.shape), size)), nn.ReLU()]
-    for _ in range(hidden_layers):
+    for _ in range(extra_layers):
         layers += [layer(nn.Linear(size, size)), nn.ReLU()]
     return nn.Sequential(*layers, layer(nn.Linear(size, 128)))
 
@@ -1065,6 +1064,8 @@ def check_rollout(args, envs):
     rows = args.num_steps * args.num_envs
     if rows % args.num_minibatches != 0:
         raise UserError(f"num_envs x num_steps = {rows} rows do not divide into {args.num_minibatches} minibatches")
+    if args.norm_adv and rows == args.num_minibatches:  # normalised, a single advantage is 0
+        raise UserError("minibatches of 1 row need --no-norm-adv: there is nothing to normalise an advantage by")
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
     check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 100))

@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
@@ -380,7 +380,7 @@ class SequenceBuffer:
         self.demo_ids[t] = demo_ids
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of the discounted return G_t = r_t + gamma G_{t-1}; clip to ±10.
+        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
 
         G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
         """
@@ -804,7 +804,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, demos=demos)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, obs, rng = run.new_envs()  # the first time: those made above
             obs = demos.restart(obs, rng)
             state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
@@ -827,7 +827,7 @@ def train(args):
             obs = step.next_obs
             reset_rows = ended
 
-        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: none were stored above
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: no weight has changed
         demos.track_potential_demos(buffer, values)  # before rewards are scaled: demos keep them raw
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
@@ -1481,6 +1481,8 @@ def check_sequences(args, envs):
         if args.recurrent:
             what = f"num_envs x num_steps / chunk_length = {chunks} chunks"
         raise UserError(f"{what} do not divide into {args.num_minibatches} minibatches")
+    if args.norm_adv and rows == args.num_minibatches:  # normalised, a single advantage is 0
+        raise UserError("minibatches of 1 row need --no-norm-adv: there is nothing to normalise an advantage by")
     space = envs.single_observation_space
     size = 1 if space.dtype == np.uint8 else 4
     check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 4 * args.gru_size + 100))

@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -96,7 +96,8 @@ class Args:
 class QTable:
     """Q(s, a): a row for each state, a column for each action. Double Q-learning has two such tables.
 
-    They are lists of lists: reading and writing single numbers is faster there than in NumPy arrays.
+    They are lists of lists: reading and writing single numbers is faster there than in NumPy arrays. All begin at 0:
+    where rewards are negative, what has not been tried looks best.
     An observation is one number or several. The range of each is cut at its `edges`, and the number of edges that lie
     at or below it is its bin: so what lies outside of all edges is in the first bin or the last. Integers 0 … n - 1
     have the edges 1 … n - 1: each is its own bin.
@@ -173,7 +174,7 @@ def linear_schedule(start, end, duration, step):
 
 
 # ---------------------------------------------------------------------------------------------- the four algorithms
-# What Q(S, A) should be, by the step from S by A to S' with reward R. `next_values` is the row Q(S', .) of the table;
+# What Q(S, A) should become after the step S, A, R, S': its target. `next_values` is the row Q(S', .) of the table;
 # `discount` is gamma, but 0 if the episode terminated: then there is no future, and that row counts for nothing.
 
 
@@ -196,7 +197,7 @@ def expected_sarsa_target(reward, discount, next_values, epsilon):
 def double_q_target(reward, discount, next_values, other_next_values):
     """R + gamma Q2(S', argmax_a Q1(S', a)): one table chooses, the other one judges   (eq. 6.10)
 
-    The maximum of noisy values is too high on average; what another table says of that action is not.
+    The maximum of noisy values is too high on average; what another table says of that action is not too high.
     """
     best = next_values.index(max(next_values))
     return reward + discount * other_next_values[best]
@@ -208,15 +209,16 @@ def play_episode(agent, env, run, rng, args):
     state = agent.state(obs, run)
     action = None
     total = 0.0
-    for _ in range(episode_limit(args, env.spec)):  # for environments without a limit; the end counts as truncation
+    for _ in range(episode_limit(args, env.spec)):  # 1,000 if nothing sets a limit; its end is a truncation
         epsilon, learning_rate = schedules(args, run.step, len(run.episodes))
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
+        reward = float(reward)  # one np.float32 would make its whole row np.float32, which a checkpoint does not keep
         run.step += 1
         next_state = agent.state(obs, run)
         next_action = None  # only Sarsa chooses it before the update
-        discount = 0.0 if terminated else args.gamma  # truncated: there is a future, it is only not played
+        discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value
 
         q = agent.tables[0]  # the only table, or the first of two
         if args.algorithm == "q-learning":
@@ -241,7 +243,7 @@ def play_episode(agent, env, run, rng, args):
         if terminated or truncated:
             break
     run.log(epsilon=epsilon, learning_rate=learning_rate)
-    run.episodes.append((run.step, float(total)))
+    run.episodes.append((run.step, total))
 
 
 # ------------------------------------------------------------------------------------------------------- training
@@ -252,12 +254,12 @@ def train(args):
     check_args(args)
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
-    # explores: its training episodes hold random actions, so evaluations say how good it is
+    # explores: its training episodes hold random actions, so only evaluations say how good it is
     run = Run(args, agent, envs, log_every=math.ceil(args.total_timesteps / 200), explores=True)
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
-            envs, _, generator = run.new_envs()  # the first time: those made above
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
+            envs, _, generator = run.new_envs()  # seeded by a reset; the first time: those made above
             env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
             rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator
         play_episode(agent, env, run, rng, args)

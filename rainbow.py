@@ -14,9 +14,9 @@
     --distributional  not only the mean of the return is learnt, but how likely each return is     (arXiv 1707.06887)
     --noisy           noise in the weights explores, and how much of it is learnt                  (arXiv 1706.10295)
 
-Together they learn the probabilities p(s, a) of fixed returns z, the atoms; Q(s, a) is their mean, the sum of z p. With
-R = r_0 + gamma r_1 + …, the discounted sum of n rewards, and a*, the best action in s_n, the target is the distribution
-of R + gamma^n z, where z has the target network's probabilities p'. Phi shares it out among the atoms:
+Together: the network gives fixed returns z, the atoms, probabilities p(s, a), and Q(s, a) is the sum of z p. With
+R = r_0 + gamma r_1 + …, the discounted sum of n rewards, and a*, the action whose Q(s_n, .) is highest, the target is
+the distribution of R + gamma^n z, where z has the target network's probabilities p'. Phi shares it out among the atoms:
 
     L = E[ KL( Phi(R + gamma^n z, p'(s_n, a*))  ||  p(s_0, a_0) ) ]
 
@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For an environment that stands in TUNED, below, its settings there replace these."""
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -297,7 +297,7 @@ NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs 
 class NStepBuffer:
     """The last `capacity` transitions over up to n steps, first in, first out, in host memory; uint8 stays uint8.
 
-    Every step opens a window. It closes n steps later, or where the episode ends, and becomes a transition. With n = 3:
+    Every step opens a window. It closes with its n-th reward, or where the episode ends: a transition. With n = 3:
 
         step         0     1     2     3, the last one
         window 0     r0  + γ r1 + γ² r2                  from s0 to s3, discount γ³
@@ -305,7 +305,7 @@ class NStepBuffer:
         window 2                 r2  + γ r3              from s2 to s4, discount γ²
         window 3                       r3                from s3 to s4, discount γ
 
-    If step 3 terminated, nothing follows on s4. If it was truncated, s4 stands for what was cut off. After either, the
+    If step 3 terminated, there is no future; if it was truncated, the target goes on from s4. After either, the
     environment's next step only resets it (next-step autoreset) and its action is ignored: a reset row, which is no
     step and opens no window. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
     FrameStackBuffer, in the helpers, has `add` and `observations` of its own.
@@ -530,7 +530,7 @@ def td_losses(agent, target, batch, args):
 
 
 def distributional_losses(agent, target, batch, args):
-    """(KL divergences of targets from predictions (B,), the same without gradient, figures to log)."""
+    """(KL(target || prediction) (B,), the same without gradient, for the priorities, figures to log)."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
     with torch.no_grad():
@@ -541,7 +541,7 @@ def distributional_losses(agent, target, batch, args):
         # The mean of the targets before they are cut off at the support: warn_of_support compares it with the limits.
         means = batch.rewards + batch.discounts * ~batch.terminated * (best_probs * support).sum(1)
     log_probs = agent.log_probs(batch.obs)[rows, batch.actions[:, 0]]
-    losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # sum of m log(m / p)
+    losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # sum of m log(m / p), where 0 log 0 = 0
     q = (log_probs.detach().exp() * support).sum(1)
     return losses, losses.detach(), {"q": q.mean(), "target_min": means.min(), "target_max": means.max()}
 
@@ -566,14 +566,14 @@ def train(args):
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps)
     buffer = make_n_step_buffer(args, envs, agent)  # without --multi-step n is 1, without --prioritized alpha None
     log_every = math.ceil(args.total_timesteps / 200)
-    # explores: its training episodes hold random actions, so evaluations say how good it is
+    # explores: training episodes are noisy, or hold random actions, so evaluations say how good it is
     run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # or later: open windows are not stored yet
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint: it holds no episodes, so they begin anew
+        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
             envs, obs, rng = run.new_envs()  # the first time: those made above
             reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
             buffer.begin_episodes()
@@ -594,7 +594,7 @@ def train(args):
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # N environments have taken up to N steps at once. Do the updates that fall due in as many steps of only one.
+        # N environments took up to N steps at once. Now do the updates that one alone would have done along the way.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.qlearning_exact import best_return, exact_return, optimal_values
-from tests.probes.table_envs import Chain, Notes, RandomWorld, new_table
+from tests.probes.table_envs import Chain, Notes, RandomWorld, SinglePrecision, new_table
 
 ALGORITHMS = ("q-learning", "sarsa", "expected-sarsa", "double-q")
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -118,3 +118,12 @@ def test_the_exact_reference():
             obs, reward, terminated, truncated, _ = lake.step(int(policy[obs]))
             total, over = total + reward, terminated or truncated
     assert exact_return(lake, policy, 100) == pytest.approx(total / games, abs=0.02)
+
+
+def test_the_table_keeps_double_precision(script):
+    """Fails if rewards in np.float32 make numbers of the table np.float32: resumed, a run would go on otherwise."""
+    env = SinglePrecision(gym.make("CliffWalking-v1", max_episode_steps=50))
+    agent, args = new_table(script, env, learning_rate=0.3)
+    script.play_episode(agent, env, Notes(), random.Random(0), args)
+    numbers = [q for row in agent.tables[0] for q in row]
+    assert {type(q) for q in numbers} == {float} and -0.3 in numbers

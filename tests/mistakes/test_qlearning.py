@@ -65,6 +65,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "judges its own choice": "q[next_state], other[next_state] -> q[next_state], q[next_state]",
         "another table's error": "td_error = target - q -> td_error = target - agent.tables[0]",
     },
+    ("play_episode", loops.test_the_table_keeps_double_precision): {"rewards as they come": "float(reward) -> reward"},
     ("play_episode", loops.test_double_q_improves_either_table): {
         "always the first table": "random() < 0.5 -> random() < 2"
     },

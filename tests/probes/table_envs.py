@@ -141,4 +141,11 @@ class Halves(gym.ObservationWrapper):
         return int(observation) // 2
 
 
+class SinglePrecision(gym.RewardWrapper):
+    """Rewards are np.float32, as many environments' are."""
+
+    def reward(self, reward):
+        return np.float32(reward)
+
+
 gym.register("Twins-v0", Twins, disable_env_checker=True)
