@@ -77,7 +77,7 @@ class Args:
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
     # algorithm
-    double: bool = True  # double DQN: the network chooses the action whose value the target network tells
+    double: bool = True  # double DQN: Q chooses the next action, Q' rates it; --no-double: Q' does both
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
@@ -255,8 +255,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
     a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    the target network as its second). Q' has errors, and its maximum picks those upwards: y comes out too high. Less so
-    if Q chooses and Q' rates the choice, as their errors differ. gamma is a number, or (B,).
+    the target network as its second). The maximum of estimates that have errors is too high on average; less so if Q
+    chooses a* and Q' rates it, for their errors differ. gamma is a number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -290,8 +290,8 @@ def train(args):
     """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
     check_args(args)
     envs = make_envs(args, args.num_envs)
-    agent = make_agent(args, envs)
-    target = copy.deepcopy(agent)
+    agent = make_agent(args, envs)  # the network Q
+    target = copy.deepcopy(agent)  # Q'
     target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
     optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
     buffer = make_replay_buffer(args, envs, agent)
@@ -320,7 +320,7 @@ def train(args):
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # N environments took up to N steps at once. Now do the updates that one alone would have done along the way.
+        # N environments took up to N steps at once. Now make as many updates as one alone would have made meanwhile.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):

@@ -494,8 +494,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
     a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    the target network as its second). Q' has errors, and its maximum picks those upwards: y comes out too high. Less so
-    if Q chooses and Q' rates the choice, as their errors differ. gamma is a number, or (B,).
+    the target network as its second). The maximum of estimates that have errors is too high on average; less so if Q
+    chooses a* and Q' rates it, for their errors differ. gamma is a number, or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -594,7 +594,7 @@ def train(args):
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # N environments took up to N steps at once. Now do the updates that one alone would have done along the way.
+        # N environments took up to N steps at once. Now make as many updates as one alone would have made meanwhile.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):
