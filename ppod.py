@@ -14,10 +14,10 @@ at the end of each episode or replay a slot of the vector environment draws what
     v_i = max_t V(s_t), else the environment                                        (arXiv 2007.03328, section 3)
 
 A replay streams its stored steps into the rollout; the current critic values them, and their log-probability counts as
-log 1 = 0 (discrete actions). The ratio of PPO is then pi <= 1, and what turned out better than expected is imitated
-without a clip. The agent's own episodes become reward demos if their return is good enough, value demos if the critic
-thinks highly of some state in them; new reward demos shift probability from phi to rho. Everything else is PPO, with or
-without a GRU.
+log 1 = 0 (discrete actions). The ratio of PPO is then pi <= 1: what turned out better than expected is imitated without
+a clip, if weakly while pi is small. The agent's own episodes become reward demos if their return is good enough, value
+demos if the critic thinks highly of some state in them; new reward demos shift probability from phi to rho. Everything
+else is PPO, with or without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
@@ -169,8 +169,8 @@ class RecurrentAgent(nn.Module):
     several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
     column for each factor or dimension. A MiniGrid image goes through GridPatches first.
 
-    Sequences are (L, B, …): L steps in time, B of them side by side. The GRU's state runs on from step to step, but
-    what comes after a reset row is the beginning of an episode, or of a replay: there it starts at zero.
+    Sequences are (L, B, …): L steps in time, B of them side by side. The GRU's state runs on from step to step; behind a
+    reset row (see SequenceBuffer) an episode or a replay begins, and the state at zero.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -410,7 +410,7 @@ class SequenceBuffer:
         replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
         last_values = agent.value(obs[-1], states[-1])
-        log_probs[replayed] = agent.certain_log_prob()
+        log_probs[replayed] = agent.certain_log_prob()  # PPO+D's trick: what is replayed counts as certain
         self.states = torch.cat([self.state[None], states[:-1]])
         return log_probs, torch.cat([values, last_values[None]])
 
@@ -814,7 +814,7 @@ def train(args):
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
         demos.load_supplementary_demos()
         buffer.state = state
-        # After an end comes a reset row: its action is ignored, its next_obs is the first of what the slot draws next.
+        # All environments step, even behind replays. A reset row follows an end: its next_obs begins what the slot draws.
         for t in range(args.num_steps):
             actions, state = agent.sample(obs, reset_rows, state, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(to_env(actions, agent.action_space))
