@@ -162,7 +162,7 @@ class MaskedCategorical:
         return log_prob
 
     def entropy(self):
-        """(…), in nats: of what is invalid, p log p counts as 0."""
+        """(…), in nats; invalid choices add nothing."""
         entropy = 0
         for log_probs, mask in zip(self.log_probs, self.masks):
             finite_log_probs = torch.where(mask, log_probs, 0.0)  # 0 times infinity would be NaN, here or in a gradient
@@ -342,7 +342,7 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, log_rati
     return advantages, targets
 
 
-# Flat tensors (B, …) of the same rows; observations may be a dict of them. Log-probs and values are the old policy's.
+# Flat tensors (B, …) of the same rows; observations may be a dict of them. old_…: under pi_old.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
@@ -436,9 +436,9 @@ class MaskableRolloutBuffer:
     def compute_advantages(self, log_probs, values, mu_log_probs, args):
         """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
-        log_probs (T, N) and values (T + 1, N) are those of the agent now; mu_log_probs (T, N) those of the policy that
-        played, which only V-trace uses: rho corrects for mu against the agent now, the surrogate's ratio only for what
-        the agent learns from now on. So nothing counts twice, and each epoch has a clip range of its own.
+        log_probs (T, N) and values (T + 1, N) are those of the agent now, pi_old; mu_log_probs (T, N) those of mu, which
+        played. Only V-trace uses mu: rho corrects from mu to pi_old, the loss's ratio from pi_old to pi. So nothing
+        counts twice, but pi_old is renewed in each epoch, and with it the clip range and the KL of --target-kl.
         """
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
@@ -555,7 +555,7 @@ def approximate_kl(log_ratios):
 
 def masked_ppo_loss(agent, batch, args):
     """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
-    # Masked as when acting, pi/pi_old begins at 1. With --naive-mask it begins lower, and approx_kl comes out too low.
+    # Masks as when acting: pi/pi_old begins at 1. --naive-mask: it begins below 1, and approx_kl comes out too low.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob

@@ -169,8 +169,8 @@ class RecurrentAgent(nn.Module):
     several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
     column for each factor or dimension. A MiniGrid image goes through GridPatches first.
 
-    Sequences are (L, B, …): L steps in time, B of them side by side. The GRU's state runs on from step to step; behind a
-    reset row (see SequenceBuffer) an episode or a replay begins, and the state at zero.
+    Sequences are (L, B, …): L steps in time, B of them side by side. The GRU's state runs on from step to step; after a
+    reset row (see SequenceBuffer) it begins at zero, with an episode or a replay.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -814,7 +814,7 @@ def train(args):
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
         demos.load_supplementary_demos()
         buffer.state = state
-        # All environments step, even behind replays. A reset row follows an end: its next_obs begins what the slot draws.
+        # All environments step, even behind replays. A reset row follows an end: its next_obs begins what a slot draws.
         for t in range(args.num_steps):
             actions, state = agent.sample(obs, reset_rows, state, rng)
             next_obs, rewards, terminated, truncated, _ = envs.step(to_env(actions, agent.action_space))
