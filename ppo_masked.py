@@ -436,7 +436,7 @@ class MaskableRolloutBuffer:
     def compute_advantages(self, log_probs, values, mu_log_probs, args):
         """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
 
-        log_probs (T, N) and values (T + 1, N) are those of the agent now, pi_old; mu_log_probs (T, N) those of mu, which
+        log_probs (T, N) and values (T + 1, N) are those of the agent now, pi_old; mu_log_probs (T, N) of mu, which
         played. Only V-trace uses mu: rho corrects from mu to pi_old, the loss's ratio from pi_old to pi. So nothing
         counts twice, but pi_old is renewed in each epoch, and with it the clip range and the KL of --target-kl.
         """
