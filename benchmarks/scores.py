@@ -6,7 +6,7 @@ Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval
 the last evaluation (100 deterministic episodes of the final weights). Where a run stops as soon as an evaluation is
 good enough (--stop-at-return), its final weights play another 100 episodes, and these count; so do its best weights,
 those that --evaluate plays, whose score is kept beside that. Merges into benchmarks/results/ppo_scores.json, prints a
-table, and keeps the learning curve of the first seed as ppo_ENV_ID.png beside it.
+table, and, without --flags, keeps the learning curve of the first seed as ppo_ENV_ID.png beside it.
 """
 
 import argparse
@@ -74,7 +74,8 @@ def main():
     with ThreadPoolExecutor(args.jobs) as pool:
         for env_id in args.env_ids:
             runs = [
-                pool.submit(score, args.script, env_id, seed, args.flags, seed == args.seeds[0]) for seed in args.seeds
+                pool.submit(score, args.script, env_id, seed, args.flags, seed == args.seeds[0] and not args.flags)
+                for seed in args.seeds
             ]
             summaries = [run.result() for run in runs]
             report = json.loads(path.read_text()) if path.exists() else {}
