@@ -33,7 +33,7 @@ hunt(
     check=check_clock,
     plant=Plant(
         "play_episode",
-        "discount = 0.0 if terminated else args.gamma  # truncated: there is a future, it is only not played",
+        "discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value",
         "discount = 0.0 if terminated or truncated else args.gamma  # after the last step nothing follows",
     ),
 )
