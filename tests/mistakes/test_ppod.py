@@ -179,7 +179,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
 MISTAKES_OF_RUNS = {  # the same, of whole rollouts
     ("is_good", FAILURES): {"failures become reward demos": "total > 0 -> True"},
     ("PPODBuffer.draw_next", loops.test_replays): {
-        "the environment is seen in mid-episode": "& shows_env & self.away -> & shows_env & False",
+        "the environment is seen in mid-episode": "& shows_env & self.needs_reset -> & shows_env & False",
     },
     ("PPODBuffer.show_replays", loops.test_replays): {
         "every demo ends terminated": "is_last and demo.terminated -> is_last",
@@ -188,7 +188,7 @@ MISTAKES_OF_RUNS = {  # the same, of whole rollouts
         "end of the environment behind a reset row": "terminated[reset_rows] = False -> pass",
     },
     ("PPODBuffer.draw_sources", loops.test_replays): {
-        "the last demo's environment is seen": "self.away[i] = True -> pass",
+        "the last demo's environment is seen": "self.needs_reset[i] = True -> pass",
         "the environment before the demo": "obs[i] = demo.obs[0] -> pass",
         "a demo goes on where it was": "self.position[i] = 0 -> pass",
     },
