@@ -978,7 +978,7 @@ class Run:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
         steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
         top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
-        top.plot(metrics["step"], metrics["return_mean"], color="tab:blue", label="mean of the last 100")
+        top.plot(metrics["step"], metrics["return_mean"], color="midnightblue", label="mean of the last 100")
         steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
         top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
         top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
