@@ -902,7 +902,7 @@ class Run:
             self.write_row()
         if evaluation:
             self.write_evaluation()
-        if self.is_finished() or time.time() - self.drawn > 30:
+        if time.time() - self.drawn > 30:  # and at the end: `finish`
             self.draw_curve()
         if checkpoint or self.is_finished():
             self.write_checkpoint()
@@ -997,6 +997,7 @@ class Run:
         """Write summary.json, print the last two lines, return the summary."""
         if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
             self.write_evaluation()
+        self.draw_curve()
         self.bar.close()
         self.envs.close()
         _, _, mean, std, episodes = self.evaluations[-1]
