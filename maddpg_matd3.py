@@ -42,7 +42,7 @@ import threading
 import time
 from collections import namedtuple
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from io import StringIO
@@ -863,7 +863,7 @@ class TeamEnv(gym.Env):
     def __init__(self, env):
         self.env = without_checks(env)
         self.names = list(env.possible_agents)
-        self.metadata = env.metadata
+        self.metadata = getattr(env, "metadata", {})
         self.render_mode = getattr(env, "render_mode", None)
         self.max_steps = getattr(env.unwrapped, "max_cycles", None)  # what PettingZoo's environments call their limit
         _, infos = self.reset_parallel_env(seed=0)
@@ -873,7 +873,7 @@ class TeamEnv(gym.Env):
             space = env.observation_space(name)
             if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as turn-based games have it
                 masked = True
-                space = space["observation"]
+                space = spaces.Dict({key: entry for key, entry in space.items() if key != "action_mask"})
             if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
                 wanted = "what makes a vector of 1 to 10,000 numbers: use --wrappers"
                 raise UserError(f"{env}: {name} observes {space}; this script needs {wanted}")
@@ -900,7 +900,7 @@ class TeamEnv(gym.Env):
             state = np.asarray(self.env.state())
         except (AttributeError, NotImplementedError):
             return 0
-        return 0 if state.dtype == np.uint8 else state.size
+        return 0 if state.dtype in (np.uint8, object) else state.size
 
     def reset_parallel_env(self, seed):
         """What reset returns, if somebody takes part and each of them has an observation; else UserError."""
@@ -928,9 +928,10 @@ class TeamEnv(gym.Env):
         playing = [name in self.env.agents for name in self.names]
         given = {name: action for name, action, plays in zip(self.names, actions, playing) if plays}
         obs, rewards, terminated, truncated, infos = self.env.step(given)
-        ended = [name not in self.env.agents or terminated.get(name) or truncated.get(name) for name in self.names]
-        over = all(ended)
-        self.alive = np.array(playing) if over else ~np.array(ended)
+        ended = {name for name in self.names if terminated.get(name) or truncated.get(name)}
+        goes_on = [name in self.env.agents and name not in ended for name in self.names]
+        over = not any(goes_on)
+        self.alive = np.array(playing if over else goes_on)
         all_terminated = over and all(terminated.get(name, True) for name in given)
         info = self.info(rewards, terminated)
         reward = float(info["rewards"].sum())
@@ -945,11 +946,12 @@ class TeamEnv(gym.Env):
             row[available] = 1
             if not self.alive[i]:
                 continue
+            if name not in obs:
+                raise UserError(f"{self.env}: agent {name} has no observation in a step that it took part in")
             observation = obs[name]
             mask = infos.get(name, {}).get("action_mask")
             if isinstance(observation, dict) and "action_mask" in observation:
                 mask = observation["action_mask"]
-                observation = observation["observation"]
             row[self.layout.observations[i]] = spaces.flatten(self.spaces[i], observation)
             if mask is None:
                 continue
@@ -957,13 +959,16 @@ class TeamEnv(gym.Env):
                 raise UserError(f"{name} has {len(mask)} action masks: give one per Discrete action, from the start")
             row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
         if self.has_own_state:
-            row[self.layout.state] = np.ravel(self.env.state())
+            state = np.ravel(self.env.state())
+            if state.shape != row[self.layout.state].shape:
+                raise UserError(f"{self.env}: the state has {state.size} numbers now; before it had others")
+            row[self.layout.state] = state
         return row
 
     def info(self, rewards, terminated):
         """What a vector environment has no place for, as arrays over agents."""
         rewards = np.array([rewards.get(name, 0) for name in self.names], np.float32)
-        return {"rewards": rewards, "terminated": np.array([terminated.get(name, False) for name in self.names])}
+        return {"rewards": rewards, "terminated": np.array([bool(terminated.get(name)) for name in self.names])}
 
     def render(self):
         """As the environment's."""
@@ -1082,7 +1087,7 @@ def make_team_envs(args, num_envs, render_mode=None, team_wrappers=()):
             env = parallel_env(**kwargs)
             for wrapper in wrappers:
                 env = wrapper(env)
-        if not hasattr(env, "possible_agents"):
+        if not hasattr(env, "possible_agents") or hasattr(env, "agent_iter"):  # the latter is turn-based
             raise UserError(f"{args.env_id} makes {env!r:.100}, which is no PettingZoo parallel environment")
         env = TeamEnv(env)
         for wrapper in team_wrappers:
@@ -1097,7 +1102,8 @@ def make_team_envs(args, num_envs, render_mode=None, team_wrappers=()):
     envs = (TeamProcesses if in_processes else gym.vector.SyncVectorEnv)([make_env] * num_envs)
     if render_mode and render_mode not in envs.metadata.get("render_modes", ()):
         raise UserError(f"{args.env_id} has no render mode {render_mode}")
-    envs.spec = SimpleNamespace(max_episode_steps=args.max_episode_steps or envs.get_attr("max_steps")[0])
+    own_limit = kwargs.get("max_cycles") or envs.get_attr("max_steps")[0]
+    envs.spec = SimpleNamespace(max_episode_steps=args.max_episode_steps or own_limit)
     return envs
 
 
@@ -1136,9 +1142,10 @@ def check_film(args):
     with blame("--capture-video needs another package: pip install moviepy", ImportError):
         importlib.import_module("moviepy")
     if not args.env_id.startswith("ALE/"):
-        envs = make_envs(args, 1, "rgb_array")
-        envs.reset(seed=args.seed)
-        pictures = envs.render()
+        with blame(f"--capture-video: {args.env_id} cannot be rendered", AssertionError, NotImplementedError):
+            envs = make_envs(args, 1, "rgb_array")
+            envs.reset(seed=args.seed)
+            pictures = envs.render()
         envs.close()
         if not pictures or not isinstance(pictures[0], np.ndarray):
             raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
@@ -1222,9 +1229,9 @@ def tuned(*flags, **given):
     first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
     if "" in (first.resume, first.evaluate, first.config, first.run_dir):
         raise UserError("the name of a run folder or config is empty")
-    if first.resume and (first.evaluate or first.run_dir):
-        raise UserError("--resume goes on in its own run folder: neither --run-dir nor --evaluate can be beside it")
     run_dir = first.resume or first.evaluate
+    if run_dir and (first.config or first.run_dir or (first.resume and first.evaluate)):
+        raise UserError("--resume and --evaluate name a run: only one of them, without --run-dir and --config")
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
     return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
@@ -1246,12 +1253,15 @@ def as_flags(settings):
 def read_config(path, given):
     """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
     with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
-        stored = dict(json.loads(Path(path).read_text(encoding="utf-8"))["args"])
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored = dict(config["args"])
+        another = f"{path} is of another script ({str(config['script']):.50}.py?) or version, or damaged"
     words = [word for value in stored.values() if isinstance(value, list) for word in value]
     # No word of a file may become a flag of its own.
     flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
-    if foreign := [name for name in stored if name not in vars(Args())] + flags:
-        raise UserError(f"{path} is of another script or version, or damaged: {foreign[0]!r:.100}")
+    lacking = set(vars(Args())) - set(stored) if given.resume or given.evaluate else []  # a run's own lacks nothing
+    if foreign := [name for name in stored if name not in vars(Args())] + flags + sorted(lacking):
+        raise UserError(f"{another}: {foreign[0]!r:.100}")
     dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
     complaint = StringIO()
     try:
@@ -1259,7 +1269,7 @@ def read_config(path, given):
             args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
     except SystemExit:
         reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
-        raise UserError(f"{path} is of another script or version, or damaged: {reason[:300]}") from None
+        raise UserError(f"{another}: {reason[:300]}") from None
     if flag := untrusted(args, given):
         raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
     return args
@@ -1363,6 +1373,7 @@ class Run:
     """
 
     def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
+        self.args = args
         self.agent = agent
         self.envs = envs
         self.parts = parts
@@ -1378,8 +1389,8 @@ class Run:
         tenth = math.ceil(args.total_timesteps / 10)
         longest = min(episode_limit(args, envs.spec), 2_000)
         enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
-        checkpoint_every = args.checkpoint_every or max(tenth, enough)
-        self.args = replace(args, eval_every=args.eval_every or tenth, checkpoint_every=checkpoint_every)
+        self.eval_every = args.eval_every or tenth
+        self.checkpoint_every = args.checkpoint_every or max(tenth, enough)
         if args.capture_video:
             check_film(args)
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
@@ -1412,11 +1423,13 @@ class Run:
         if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
             state = read_weights(checkpoint, self.args, self.agent)
             with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
-                step, seconds, episodes, evaluations, metrics = state["run"]
+                step, seconds, episodes, evaluations, metrics, intervals = state["run"]
                 self.step = int(step)
                 self.seconds = float(seconds)
                 self.episodes = [(int(at), float(total)) for at, total in episodes]
                 self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
+                eval_every, self.checkpoint_every = map(int, intervals)  # kept, also if there are more steps now
+                self.eval_every = self.args.eval_every or eval_every
                 for part_name, part in self.parts.items():
                     part.load_state_dict(state[part_name])
         if (self.dir / "config.json").exists():
@@ -1486,13 +1499,14 @@ class Run:
         """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
         self.seconds = time.time() - self.begun
         self.bar.update(self.step - self.last_step)
-        evaluation = self.passed(self.args.eval_every) or self.is_finished()
-        checkpoint = self.passed(self.args.checkpoint_every)
-        if evaluation or checkpoint or self.passed(self.log_every):
+        evaluation = self.passed(self.eval_every) or self.is_finished()
+        checkpoint = self.passed(self.checkpoint_every)
+        row = evaluation or checkpoint or self.passed(self.log_every)
+        if row:
             self.write_row()
         if evaluation:
             self.write_evaluation()
-        if time.time() - self.drawn > 30:  # and at the end: `finish`
+        if row and time.time() - self.drawn > 30:  # and at the end: `finish`
             self.draw_curve()
         if checkpoint or self.is_finished():
             self.write_checkpoint()
@@ -1545,7 +1559,7 @@ class Run:
         for name in [self.step, "best"] if best else [self.step]:
             write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
         rows = ["step,seconds,return_mean,return_std,episodes"]
-        rows += [",".join(f"{x:.8g}" for x in evaluation) for evaluation in self.evaluations]
+        rows += [f"{step}," + ",".join(f"{x:.8g}" for x in figures) for step, *figures in self.evaluations]
         write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
         if self.args.capture_video:
             evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
@@ -1553,7 +1567,8 @@ class Run:
     def write_checkpoint(self):
         """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
         metrics = (self.dir / "metrics.csv").read_text()
-        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics
+        intervals = self.eval_every, self.checkpoint_every
+        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics, intervals
         state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
         state |= {name: part.state_dict() for name, part in self.parts.items()}
         write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
@@ -1574,7 +1589,7 @@ class Run:
         top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
         for name in CURVE:
             bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 10
+        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 100
         bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
         bottom.xaxis.set_major_formatter("{x:,.0f}")
         for axis in (top, bottom):
@@ -1622,7 +1637,9 @@ def main():
         sys.exit(2)
     except KeyboardInterrupt:
         folder = getattr(args, "folder", None)  # a run has begun
-        tqdm.write(f"stopped; to go on: --resume {folder}" if folder else "stopped", file=sys.stderr)
+        saved = folder and Path(folder, f"checkpoint{STATE}").exists()
+        how = "; to go on" if saved else " before its first checkpoint; to begin anew"
+        tqdm.write(f"stopped{how}: --resume {folder}" if folder else "stopped", file=sys.stderr)
         sys.exit(130)
 
 

@@ -80,7 +80,7 @@ def saved(path, script):
     """A file of weights, or a checkpoint without its times (and metrics.csv, which is compared by itself)."""
     state = script.read_state(path)
     if "run" in state:
-        step, seconds, episodes, evaluations, _ = state["run"]
+        step, seconds, episodes, evaluations, _, _ = state["run"]
         assert seconds > 0
         without_times = [(step, *scores) for step, _, *scores in evaluations]
         state["run"] = {"step": step, "episodes": episodes, "evaluations": without_times}

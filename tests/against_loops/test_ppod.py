@@ -407,13 +407,15 @@ def test_rewards_that_are_learnt_from(script):
 
 
 def test_cells_enter_one_hot(script):
-    """A cell (door, blue, locked) = (4, 2, 2) lights inputs 4, 11 + 2 and 17 + 2; a number too large, the last one."""
+    """A cell (door, blue, locked) = (4, 2, 2) lights inputs 4, 11 + 2 and 17 + 2. Colours are no objects: refused."""
     images = torch.zeros(1, 2, 2, 3, dtype=torch.uint8)
     images[0, 0, 1] = torch.tensor([4, 2, 2])
-    images[0, 1, 1] = 200
     one_hot = script.GridPatches((2, 2, 3)).one_hot(images)
     lit = [np.flatnonzero(x).tolist() for x in one_hot.reshape(4, 21).numpy()]
-    assert lit == [[0, 11, 17], [4, 11 + 2, 17 + 2], [0, 11, 17], [10, 11 + 5, 17 + 3]]
+    assert lit == [[0, 11, 17], [4, 11 + 2, 17 + 2], [0, 11, 17], [0, 11, 17]]
+    images[0, 1, 1] = 200
+    with pytest.raises(script.UserError, match="MiniGrid"):
+        script.GridPatches((2, 2, 3)).one_hot(images)
 
 
 def test_patches_are_seen_alike_wherever_they_are(script):

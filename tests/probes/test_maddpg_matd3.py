@@ -136,5 +136,5 @@ def test_processes_end_without_a_word(script, number, tmp_path):
     os.killpg(process.pid, number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines() == [f"stopped; to go on: --resume {tmp_path / 'run'}"]
+    assert err.splitlines() == [f"stopped before its first checkpoint; to begin anew: --resume {tmp_path / 'run'}"]
     assert all_processes_end(process.pid)

@@ -79,7 +79,7 @@ def rows(run="run"):
 
 def steps_and_returns(run="run"):
     """(step, episodes, evaluations) of a checkpoint, without the times."""
-    step, _, episodes, evaluations, _ = read_state(Path(run, "checkpoint.npz"))["run"]
+    step, _, episodes, evaluations, *_ = read_state(Path(run, "checkpoint.npz"))["run"]
     return step, episodes, [(step, *scores) for step, _, *scores in evaluations]
 
 
