@@ -22,6 +22,7 @@ Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
+import copy
 import importlib
 import json
 import math
@@ -812,6 +813,8 @@ def make_vector_envs(args, num_envs, render_mode=None):
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    if not getattr(envs.unwrapped, "copy", False):  # its next step may overwrite the observations that it has returned
+        envs = gym.wrappers.vector.TransformObservation(envs, copy.deepcopy)
     return envs
 
 
@@ -865,7 +868,7 @@ def check_film(args):
             envs.reset(seed=args.seed)
             pictures = envs.render()
         envs.close()
-        if not pictures or not isinstance(pictures[0], np.ndarray):
+        if not pictures or np.ndim(pictures[0]) != 3:
             raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
 
 
@@ -873,6 +876,7 @@ def write_video(path, frames, fps):
     """Write an mp4 of frames, each (height, width, 3)."""
     from moviepy import ImageSequenceClip  # slow to import
 
+    path = Path(path)
     check_no_link(path.parent)
     with blame(f"cannot write {path}", OSError):
         path.parent.mkdir(exist_ok=True)
@@ -1009,7 +1013,7 @@ def read_config(path, given):
     with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         stored = dict(config["args"])
-        another = f"{path} is of another script ({str(config['script']):.50}.py?) or version, or damaged"
+        another = f"{path} is of another script ({str(config.get('script')):.50}) or version, or damaged"
     words = [word for value in stored.values() if isinstance(value, list) for word in value]
     # No word of a file may become a flag of its own.
     flags = [word for word in words if isinstance(word, str) and word.startswith("-")]

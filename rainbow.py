@@ -870,6 +870,8 @@ def make_vector_envs(args, num_envs, render_mode=None):
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    if not getattr(envs.unwrapped, "copy", False):  # its next step may overwrite the observations that it has returned
+        envs = gym.wrappers.vector.TransformObservation(envs, copy.deepcopy)
     return envs
 
 
@@ -923,7 +925,7 @@ def check_film(args):
             envs.reset(seed=args.seed)
             pictures = envs.render()
         envs.close()
-        if not pictures or not isinstance(pictures[0], np.ndarray):
+        if not pictures or np.ndim(pictures[0]) != 3:
             raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
 
 
@@ -931,6 +933,7 @@ def write_video(path, frames, fps):
     """Write an mp4 of frames, each (height, width, 3)."""
     from moviepy import ImageSequenceClip  # slow to import
 
+    path = Path(path)
     check_no_link(path.parent)
     with blame(f"cannot write {path}", OSError):
         path.parent.mkdir(exist_ok=True)
@@ -1080,7 +1083,11 @@ def make_n_step_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it holds too little, or does not fit into memory."""
     if args.v_min >= args.v_max:
         raise UserError(f"v_min = {args.v_min:g} must be less than v_max = {args.v_max:g}")
+    if args.distributional:
+        check_memory(f"targets of {args.num_atoms} atoms", 16 * args.batch_size * args.num_atoms**2)
     n_step = args.n_step if args.multi_step else 1
+    if 0 < args.checkpoint_every <= n_step * args.num_envs:
+        raise UserError("checkpoint_every must be more than n_step x num_envs: no n steps would follow each other")
     least = max(args.batch_size, n_step * args.num_envs)
     if args.buffer_size < least:
         raise UserError(f"buffer_size = {args.buffer_size} is less than batch_size or n_step x num_envs = {least}")
@@ -1161,7 +1168,7 @@ def read_config(path, given):
     with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         stored = dict(config["args"])
-        another = f"{path} is of another script ({str(config['script']):.50}.py?) or version, or damaged"
+        another = f"{path} is of another script ({str(config.get('script')):.50}) or version, or damaged"
     words = [word for value in stored.values() if isinstance(value, list) for word in value]
     # No word of a file may become a flag of its own.
     flags = [word for word in words if isinstance(word, str) and word.startswith("-")]

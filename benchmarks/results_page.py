@@ -31,7 +31,8 @@ may not."""
 KILLS = """## Killed and resumed
 
 `python tests/kills.py SCRIPT CONFIGURATION --kills 20` kills a run at random moments with SIGKILL, resumes it each
-time, and compares all that is left behind with an unbroken run."""
+time, and compares all that is left behind with an unbroken run. kills.json has the sha256 of the text that was killed,
+which may be older than the present one; tests/runs kills every script, fewer times, whenever the tests run."""
 
 
 def read(name):

@@ -48,6 +48,7 @@ class Cue(gym.Env):
             "dict": spaces.Dict(first=spaces.Discrete(2), second=spaces.Box(0, 1, (1, 1)), noise=spaces.MultiBinary(3)),
             "text": spaces.Dict(first=spaces.Discrete(2), mission=spaces.Text(3)),
             "image": spaces.Box(0, 255, (36, 36, 3), np.uint8),
+            "mask": spaces.Dict(),
         }[observation]
         if source == "entry":
             inner = self.observation_space

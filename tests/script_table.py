@@ -241,6 +241,7 @@ PPO_MASKED = Script(
     out_of_range=BAD_SIZES,
     refused=BAD_ROLLOUTS
     + """--no-mask --naive-mask -> no_mask naive_mask | --env-id Pendulum-v1 -> Box ppo.py
+        --env-id masked_envs:Cue-v0 --env-kwargs {"source":"entry","observation":"mask"} -> nothing but
         --env-id CartPole-v1 -> action_masks() | --hidden-sizes --critic-hidden-sizes 8 -> hidden_sizes layer""",
     diverges=DIVERGES,
     misfits="--resume run --naive-mask -> naive_mask | --evaluate run --hidden-sizes 32 -> network",
@@ -482,8 +483,9 @@ RAINBOW = Script(
         buffer-size 0 | learning-starts -1 | max-grad-norm nan | hidden-sizes 100000000 | v-min nan""",
     refused="""--env-id Pendulum-v1 -> Box Discrete ddpg_td3.py | --v-min 3 --v-max 3 -> v_min v_max
         --env-id rainbow_envs:Frames-v0 --normalize-obs -> normalize_obs | --stacked-frames yes -> stacked_frames images
-        --buffer-size 100 --batch-size 128 -> buffer_size 100 128
+        --buffer-size 100 --batch-size 128 -> buffer_size 100 128 | --n-step 3 --checkpoint-every 3 -> checkpoint_every
         --buffer-size 11 --batch-size 1 --num-envs 4 -> buffer_size 11 12
+        --num-atoms 10000 --batch-size 100000 -> 10000 atoms memory
         --buffer-size 1000000000000000 -> buffer memory | --hidden-sizes 99999 99999 -> network memory""",
     diverges="--no-noisy --learning-rate 1e15 --no-anneal-lr --max-grad-norm 1e15 --hidden-sizes 16 16 16",
     misfits="""--resume run --num-envs 8 -> num_envs | --evaluate run --normalize-obs -> network
@@ -540,6 +542,7 @@ DDPG_TD3 = Script(
         --buffer-size 10 --batch-size 11 -> buffer_size 10 11
         --buffer-size 3 --batch-size 1 --num-envs 4 -> buffer_size 3 4
         --buffer-size 100000000000000 -> buffer_size memory | --hidden-sizes 99999 99999 -> network memory
+        --env-id run_envs:MatchBox-v0 --env-kwargs {"actions":"unbounded"} -> bounded
         --algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2 -> algorithm ddpg td3""",
     diverges="--critic-learning-rate 1e15 --policy-frequency 100000",
     misfits="""--resume run --algorithm ddpg -> algorithm | --resume run --noise ou -> noise
@@ -589,7 +592,8 @@ ES = Script(
     out_of_range="""population-size 0 1 -2 1000000000 | episodes-per-candidate 0 | num-generations 0 | sigma 0 nan HUGE
         learning-rate -1 1e38 | weight-decay -1 | elite 0 1.5 | action-noise -1 | top-directions 0
         hidden-sizes 0 100000000""",
-    refused="""--population-size 7 -> population_size 7 pairs | --top-directions 4 -> top_directions ars
+    refused="""--population-size 7 -> population_size 7 pairs
+        --env-id ALE/Pong-v5 -> vectors ppo.py | --top-directions 4 -> top_directions ars
         --ars --top-directions 65 -> top_directions 128 | --ars --fitness raw -> ars fitness
         --ars --elite 0.5 -> ars elite | --hidden-sizes 99999 99999 -> population memory""",
     misfits="""--resume run --sigma 0.5 -> sigma | --resume run --population-size 2 -> population_size

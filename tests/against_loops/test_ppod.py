@@ -418,6 +418,21 @@ def test_cells_enter_one_hot(script):
         script.GridPatches((2, 2, 3)).one_hot(images)
 
 
+def test_a_return_at_the_threshold_is_good(script):
+    """Fails if 0.9, which float32 makes a little less, does not reach a threshold of 0.9; a hundredth less does not."""
+    total = float(np.array([0, 0, 0.9], np.float32).sum(dtype=np.float64))
+    assert total < 0.9 and script.is_good(total, 0.9) and not script.is_good(total - 0.01, 0.9)
+    assert script.is_good(-200.0, -200.0) and not script.is_good(-200.01, -200.0)
+
+
+@pytest.mark.parametrize("actions, kind", [([[256, 1]], "MultiBinary"), ([[300, 3]], "Box"), ([[-1, 3]], "Box")])
+def test_actions_beyond_their_type_are_refused(script, actions, kind):
+    """Fails if an action that only its type, as it overflows, brings into the space is taken."""
+    space = spaces.MultiBinary(2) if kind == "MultiBinary" else spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(ValueError, match="not in"):
+        script.from_env(actions, space)
+
+
 def test_patches_are_seen_alike_wherever_they_are(script):
     """Fails if the weights differ over the view, or if rows, columns and features get mixed up: features of a patch by
     a loop over its cells."""

@@ -107,6 +107,61 @@ class Target(Game):
         return -sum(abs(float(action[0]) - 2) for action in actions.values()), True, False
 
 
+class Edges(Game):
+    """Three steps that pay 1 each; `how` says what is unusual about the dicts at their edges."""
+
+    metadata = {}
+
+    def __init__(self, how="", **options):
+        self.how = how
+        super().__init__(**options)
+
+    def observation_space(self, agent):
+        if self.how != "keys":
+            return super().observation_space(agent)
+        return spaces.Dict(goal=spaces.Box(0, 9, (2,)), place=spaces.Discrete(3), action_mask=spaces.MultiBinary(2))
+
+    def observe(self, agent):
+        if self.how != "keys":
+            return np.full(1, self.t, np.float32)
+        return {"goal": np.array([self.t, 7], np.float32), "place": 1, "action_mask": np.array([0, 1], np.int8)}
+
+    def start(self):
+        if self.how == "newcomer":
+            self.agents = ["a"]
+
+    def play(self, actions):
+        return 1.0, self.t == 2, False
+
+    def step(self, actions):
+        acted = list(self.agents)
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        if self.how == "numbers":
+            terminated = {agent: np.int64(end) for agent, end in terminated.items()}
+            truncated = {agent: int(end) for agent, end in truncated.items()}
+        if self.how == "newcomer" and self.t == 1:  # of whose end nothing is said, for it has not acted
+            self.agents = list(self.possible_agents)
+            obs = self.all(self.observe)
+            rewards, terminated, truncated = ({a: d[a] for a in acted} for d in (rewards, terminated, truncated))
+        if self.how == "no last observation" and not self.agents:
+            obs = {}
+        return obs, rewards, terminated, truncated, infos
+
+    def state(self):
+        if self.how == "growing state":
+            return np.zeros(2 + self.t)
+        if self.how == "dict of state":
+            return {"t": self.t}
+        raise NotImplementedError
+
+
+def turn_based():
+    """An environment in which agents take turns."""
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.env()
+
+
 class Scripted(ParallelEnv):
     """Agents die, and episodes end, when the script says so.
 

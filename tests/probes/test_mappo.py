@@ -127,6 +127,7 @@ REFUSED = {
     "simple_spread": "No module named 'simple_spread' (an id is a module such as mpe2.simple_spread_v3)",
     f"{ENVS}.broken": "pip install nosuchdependency",
     f"{ENVS}:NOT_AN_ENVIRONMENT": "no PettingZoo parallel environment",
+    f"{ENVS}:turn_based": "no PettingZoo parallel environment",
     f"{ENVS}:Nobody": "has no agents",
     f"{ENVS}:Empty": "has no agents",
     f"{ENVS}:Absent": "agent b takes part, but has no observation",
@@ -170,6 +171,52 @@ def test_bad_input_is_one_line(script, flags, tmp_path, monkeypatch, capsys):
         script.main()
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1 and FLAGS[flags] in err and list(tmp_path.iterdir()) == []
+
+
+ALIVE = {"": [(1, 1)] * 4, "numbers": [(1, 1)] * 4, "newcomer": [(1, 0), (1, 1), (1, 1), (1, 1)]}
+ALIVE |= {"dict of state": ALIVE[""]}
+
+
+@pytest.mark.parametrize("how", ALIVE)
+def test_who_is_alive(script, how):
+    """Fails if ends that are 0 or 1, and no bools, or not given for who joins in later, say anything else; or if an
+    environment whose state is no array cannot be played."""
+    envs = script.make_envs(arguments(script, "Edges", env_kwargs={"how": how}), 1)
+    (layout,) = envs.get_attr("layout")
+    rows = [envs.reset(seed=0)[0]]
+    for step in range(3):
+        row, rewards, terminated, truncated, infos = envs.step((np.zeros(1, np.int64),) * 2)
+        rows.append(row)
+        assert rewards == [sum(ALIVE[how][step])] and terminated == [step == 2] and not truncated.any()
+        assert infos["terminated"].dtype == bool and infos["terminated"].all() == (step == 2)
+    assert [tuple(row[0, layout.alive]) for row in rows] == ALIVE[how]
+
+
+def test_all_entries_of_an_observation_are_seen(script):
+    """Fails if an entry beside the action mask is dropped, whatever its name, or the mask is seen as an observation."""
+    envs = script.make_envs(arguments(script, "Edges", env_kwargs={"how": "keys"}), 1)
+    (layout,) = envs.get_attr("layout")
+    envs.reset(seed=0)
+    row, *_ = envs.step((np.ones(1, np.int64),) * 2)
+    for agent in range(2):
+        assert sorted(row[0, layout.observations[agent]]) == [0, 0, 1, 1, 7]  # the goal (1, 7); the place, one-hot
+        assert row[0, layout.available[agent]].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["no last observation", "growing state"])
+def test_what_is_missing_is_named(script, how):
+    """Fails if an environment that leaves out an observation, or changes the size of its state, ends in a traceback."""
+    envs = script.make_envs(arguments(script, "Edges", env_kwargs={"how": how}), 1)
+    envs.reset(seed=0)
+    with pytest.raises(script.UserError, match=how.split()[-1]):
+        for _ in range(3):
+            envs.step((np.zeros(1, np.int64),) * 2)
+
+
+def test_evaluations_are_as_long_as_max_cycles(script):
+    """Fails if an environment that takes max_cycles, but does not say so afterwards, is cut at another step."""
+    args = arguments(script, "Edges", env_kwargs={"max_cycles": 2000})
+    assert script.episode_limit(args, script.make_envs(args, 1).spec) == 2000
 
 
 def test_masks_that_come_late_are_refused(script):

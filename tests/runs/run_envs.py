@@ -22,6 +22,7 @@ ACTIONS = {
     "dict": spaces.Dict(left=spaces.Discrete(2)),
     "huge": spaces.Discrete(10**9),
     "empty": spaces.Box(-1, 1, (0,)),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.int64),
 }
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (3,), np.float64),
@@ -230,6 +231,19 @@ class Blind(Endless):
         return None
 
 
+class Grey(Blind):
+    """Renders one number for each pixel."""
+
+    def render(self):
+        return np.zeros((4, 4), np.uint8)
+
+
+class Promising(Blind):
+    """Says that it renders, but has no render()."""
+
+    render = gym.Env.render
+
+
 class Loader(Endless):
     """Executes the file that it is given."""
 
@@ -245,7 +259,7 @@ def mark(env):
 
 
 ENVIRONMENTS = {env.__name__: (env, {}) for env in (Match, Endless, Uneven, Faulty, Unclean)}
-ENVIRONMENTS |= {env.__name__: (env, {}) for env in (Unpicturable, Blind, Loader)}
+ENVIRONMENTS |= {env.__name__: (env, {}) for env in (Unpicturable, Blind, Grey, Promising, Loader)}
 ENVIRONMENTS |= {f"Raises{where.title()}": (Raises, {"where": where}) for where in ("init", "reset", "step", "render")}
 for name, (env, kwargs) in ENVIRONMENTS.items():
     gym.register(f"{name}-v0", env, kwargs=kwargs, disable_env_checker=True)

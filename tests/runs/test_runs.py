@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import kills
@@ -659,6 +660,7 @@ LEFT = {
     "no curve and no best model": lambda run: (
         (run / "summary.json").unlink(),
         next(run.glob("models/best*")).unlink(),
+        (run / "learning_curve.png").unlink(),
     ),
 }
 
@@ -746,6 +748,52 @@ def test_resumed_with_fewer_steps_or_other_evaluations(program):
 
 
 @slow
+@once
+def test_config_chooses_intervals_anew(program, finished):
+    """Fails if a run begun with --config keeps the intervals that its longer or shorter model had chosen for itself; or
+    if one that is prolonged does not keep its own."""
+    program.train(f"--config {finished}/config.json --run-dir new --eval-every 0 --total-timesteps 4000")
+    assert len(rows("new/evaluations.csv")) == 10 and config("new")["args"]["eval_every"] == 0
+    program.train("--config new/config.json --run-dir short --total-timesteps 1280")
+    assert len(rows("short/evaluations.csv")) == 10
+    program.train("--resume short --total-timesteps 1900")
+    assert len(rows("short/evaluations.csv")) == 15  # every 128 steps, which is now a fifteenth
+
+
+@slow
+@has("wrappers")
+def test_long_before_the_first_row(program, monkeypatch, curve):
+    """Fails if a curve is drawn, which happens every half minute, before there is a row to draw: all takes long."""
+    clock = iter(range(0, 10**9, 31))
+    pretended = SimpleNamespace(time=lambda: next(clock), strftime=time.strftime, time_ns=time.time_ns)
+    monkeypatch.setattr(program.module, "time", pretended)
+    program.train(program.home, program.one, "--total-timesteps 600 --eval-every 600 --run-dir run")
+    assert Path("run/learning_curve.png").exists()
+
+
+@slow
+@where(lambda script: script.steps_vectors and not script.teams)
+def test_environments_that_return_the_same_array_again(program):
+    """Fails if what an environment has shown is read only after its next step has written over it."""
+    scripts = [f"--run-dir {name} --total-timesteps 600" for name in ("copied", "same")]
+    for flags, kwargs in zip(scripts, ({}, {"vector_kwargs": {"copy": False}})):
+        kwargs = json.dumps(kwargs, separators=(",", ":"))
+        program.train(program.one, program.world("Uneven"), "--env-kwargs", kwargs, flags)
+    different = [line for line in run_difference(Path("copied"), Path("same")) if "config.json" not in line]
+    assert not different
+
+
+@slow
+@where(lambda script: script.name in ("dqn.py", "rainbow.py"))
+def test_a_run_of_a_script_with_fewer_flags(program, copied, complaint):
+    """Fails if rainbow.py, which has all flags of dqn.py, takes a run of dqn.py for one of its own."""
+    stored = config()
+    del stored["args"]["tau"]
+    Path("run/config.json").write_text(json.dumps(stored | {"script": "simpler"}))
+    assert "simpler" in complaint("--resume run") and "simpler" in complaint("--evaluate run")
+
+
+@slow
 @each(lambda script: lines(script.misfits) + (lines(MISFITS) if script is FIRST else []))
 def test_what_does_not_fit_a_run(program, case, copied, complaint):
     """Fails if a flag that changes the algorithm is taken, or ignored without a word, when a run is resumed; if weights
@@ -767,7 +815,9 @@ REFUSED = """
 --wrappers gymnasium.wrappers -> gymnasium.wrappers | --wrappers os.getcwd -> os.getcwd
 --wrappers gymnasium.wrappers.TransformObservation -> TransformObservation
 --env-kwargs {nonsense -> env_kwargs | --env-kwargs [1] -> env_kwargs | --env-kwargs DEEP -> env_kwargs
---env-kwargs {"gravitas":1} -> gravitas
+--env-kwargs {"gravitas":1} -> gravitas | --env-kwargs {"max_episode_steps":9} -> --max-episode-steps
+--env-id MiniGrid-Empty-5x5-v0 --wrappers minigrid.wrappers.RGBImgPartialObsWrapper -> image wrapper
+--env-id MiniGrid-Empty-5x5-v0 --wrappers minigrid.wrappers.OneHotPartialObsWrapper -> images wrapper
 --env-kwargs {"render_mode":"human","vectorization_mode":"sync"} -> env_kwargs
 --device gpu -> gpu | --device cuda:999 -> cuda:999 | --device meta -> meta | --device= -> device
 --run-dir taken -> taken | --run-dir taken/deeper -> taken | --run-dir /proc/deeper -> /proc/deeper
@@ -777,8 +827,11 @@ REFUSED = """
 --run-dir LONG -> aaaa | --config LONG -> aaaa | --resume LONG -> aaaa | --evaluate LONG -> aaaa
 --run-dir= -> empty | --config= -> empty | --resume= -> empty | --evaluate= -> empty
 --resume a --run-dir b -> resume run_dir | --resume a --evaluate b -> resume evaluate
+--resume a --config b -> resume config | --evaluate a --config b -> evaluate config
+--evaluate a --run-dir b -> evaluate run_dir
 --env-id run_envs:Unpicturable-v0 --capture-video -> Unpicturable
---env-id run_envs:Blind-v0 --capture-video -> Blind"""
+--env-id run_envs:Blind-v0 --capture-video -> Blind | --env-id run_envs:Grey-v0 --capture-video -> Grey
+--env-id run_envs:Promising-v0 --capture-video -> Promising"""
 OUT_OF_RANGE = """
 gamma 1.5 -0.1 nan HUGE | learning-rate -1 nan inf | num-envs 0 10000000 HUGE | total-timesteps 0 HUGE | hidden-sizes 0
 eval-episodes 0 HUGE | eval-every -5 HUGE | checkpoint-every -5 | stop-at-return nan | max-episode-return nan HUGE
@@ -930,7 +983,8 @@ def test_no_config(number, program, copied, complaint):
 def test_mistyped_config(case, program, copied, complaint):
     """Fails if a config of another script, or one that holds a wrong type, is taken or the argument is not named."""
     content, expected = expand(case)
-    Path("run/config.json").write_text(f'{{"args": {{{content}}}}}')
+    stored = json.dumps(config()["args"])[1:-1]  # of two values of a name the second counts
+    Path("run/config.json").write_text(f'{{"args": {{{stored}, {content}}}}}')
     assert all(says(complaint(flags), expected) for flags in CONFIGS)
 
 
