@@ -158,7 +158,7 @@ LONG_IMAGES = (
 BAD_ROLLOUTS = """
     --num-envs 3 --num-steps 5 --num-minibatches 4 -> 15 4 minibatches | --num-steps 1000000000 -> rollout memory
     --hidden-sizes 99999 99999 -> network memory | --num-envs 1 --num-steps 2 --num-minibatches 4 -> 2 4 minibatches
-    --num-envs 2 --num-steps 2 --num-minibatches 4 -> no-norm-adv
+    --num-envs 2 --num-steps 2 --num-minibatches 4 --norm-adv -> no-norm-adv
     """
 BAD_SIZES = """num-steps 0 HUGE | num-minibatches 0 | update-epochs 0 | gae-lambda 2 | clip-coef -0.2 HUGE
     ent-coef nan | target-kl -1 | critic-hidden-sizes -3 | hidden-sizes 100000000"""

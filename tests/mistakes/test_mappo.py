@@ -95,9 +95,9 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "start forgotten": 'getattr(space, "start", 0) -> 0',
     },
     ("TeamEnv.step", loops.test_the_dead_and_how_episodes_end): {
-        "ends with the first agent": "over = all(ended) -> over = any(ended)",
+        "ends with the first agent": "not any(goes_on) -> not all(goes_on)",
         "any who terminated decides": "all(terminated.get(name, True) -> any(terminated.get(name, True)",
-        "the last to act is dead": "np.array(playing) if over else ~np.array(ended) -> ~np.array(ended)",
+        "the last to act is dead": "playing if over else goes_on -> goes_on",
     },
     ("TeamEnv.row", loops.test_masks_come_from_info_or_from_the_observation): {
         "no valid action": "np.arange(len(mask)) == 0 -> mask"

@@ -86,7 +86,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "(self.reward_threshold is None or lowest > self.reward_threshold)",
         "any positive return for ever": "is_good(lowest, self.reward_threshold) -> self.reward_threshold is not None",
     },
-    ("is_good", by_hand.test_threshold): {"an equal return does not do": "total >= threshold -> total > threshold"},
+    ("is_good", by_hand.test_threshold): {"an equal return does not do": "threshold - 1e-6 -> threshold + 1e-6"},
     ("is_good", by_hand.test_without_threshold_and_demos_only_a_positive_return_is_good): {
         "any return does": "total > 0 -> True",
         "0 does": "total > 0 -> total >= 0",
@@ -170,7 +170,7 @@ MISTAKES = {  # (where it is made, what catches it): {name: text that stands the
         "np.random.standard_normal(output.shape)",
     },
     ("GridPatches.one_hot", loops.test_cells_enter_one_hot): {
-        "numbers too large": ".clamp(max=size - 1) -> .clamp(max=3)"
+        "pictures pass": ".long(), size) -> .long().clamp(max=size - 1), size)"
     },
     ("GridPatches.forward", loops.test_patches_are_seen_alike_wherever_they_are): {
         "rows and columns exchanged": "movedim(3, 1) -> movedim(3, 1).transpose(2, 3)",

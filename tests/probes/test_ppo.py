@@ -105,7 +105,7 @@ def test_native_cartpole_sets_both_flags(script, estimator):
     """
     args = script.Args(max_episode_steps=9, estimator=estimator, gamma=0.5)
     envs = script.make_envs(args, 32)
-    assert type(envs).__name__ == "CartPoleVectorEnv"
+    assert type(envs.unwrapped).__name__ == "CartPoleVectorEnv"
     assert envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     buffer = script.RolloutBuffer(12, 32, envs.single_observation_space, envs.single_action_space)
     envs.reset(seed=0)
