@@ -342,6 +342,8 @@ def make_table_envs(args, num_envs, render_mode=None):
     import_plugin(args.env_id)
     with blame(f"--env-kwargs {args.env_kwargs} is not a JSON object", ValueError, TypeError, RecursionError):
         kwargs = dict(**json.loads(args.env_kwargs))
+    if "max_episode_steps" in kwargs:
+        raise UserError("the steps of an episode are limited by --max-episode-steps, not by --env-kwargs")
     if args.max_episode_steps is not None:
         kwargs["max_episode_steps"] = args.max_episode_steps
     if render_mode:

@@ -816,8 +816,6 @@ REFUSED = """
 --wrappers gymnasium.wrappers.TransformObservation -> TransformObservation
 --env-kwargs {nonsense -> env_kwargs | --env-kwargs [1] -> env_kwargs | --env-kwargs DEEP -> env_kwargs
 --env-kwargs {"gravitas":1} -> gravitas | --env-kwargs {"max_episode_steps":9} -> --max-episode-steps
---env-id MiniGrid-Empty-5x5-v0 --wrappers minigrid.wrappers.RGBImgPartialObsWrapper -> image wrapper
---env-id MiniGrid-Empty-5x5-v0 --wrappers minigrid.wrappers.OneHotPartialObsWrapper -> images wrapper
 --env-kwargs {"render_mode":"human","vectorization_mode":"sync"} -> env_kwargs
 --device gpu -> gpu | --device cuda:999 -> cuda:999 | --device meta -> meta | --device= -> device
 --run-dir taken -> taken | --run-dir taken/deeper -> taken | --run-dir /proc/deeper -> /proc/deeper
@@ -891,6 +889,17 @@ def test_bad_flags(program, case, complaint, little_memory):
     flags, expected = expand(case)
     err = complaint(flags)
     assert says(err, expected) and "pip install" not in err, err
+
+
+@slow
+@own("make_envs", "make_vector_envs", "MiniGridView")
+@pytest.mark.parametrize("wrapper", ["RGBImgPartialObsWrapper", "OneHotPartialObsWrapper"])
+def test_minigrid_in_other_words(wrapper, program, capsys):
+    """Fails if pictures, or what is one-hot already, are read as numbers of objects, colours and states."""
+    flags = f"--env-id MiniGrid-Empty-5x5-v0 --wrappers minigrid.wrappers.{wrapper} --total-timesteps 100"
+    if program.minigrid:
+        assert program.main(program.one, program.minigrid, flags) == 2
+        assert "image" in capsys.readouterr().err
 
 
 @slow
