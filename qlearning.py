@@ -781,7 +781,7 @@ class Run:
     """
 
     def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
-        self.args = args
+        self.args = Args(**asdict(args))
         self.agent = agent
         self.envs = envs
         self.parts = parts
