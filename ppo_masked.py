@@ -1229,7 +1229,7 @@ def read_config(path, given):
     with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         stored = dict(config["args"])
-        another = f"{path} is of another script ({str(config.get('script')):.50}) or version, or damaged"
+        another = f"{path} is of another script ({config.get('script')!r:.50}) or version, or damaged"
     words = [word for value in stored.values() if isinstance(value, list) for word in value]
     # No word of a file may become a flag of its own.
     flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
@@ -1347,7 +1347,7 @@ class Run:
     """
 
     def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
-        self.args = Args(**asdict(args))
+        self.args = Args(**asdict(args))  # a copy: nobody else can change it
         self.agent = agent
         self.envs = envs
         self.parts = parts

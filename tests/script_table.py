@@ -453,7 +453,7 @@ RAINBOW = Script(
             "all six": "--env-id CartPole-v1 --normalize-obs",
             "none": f"--env-id CartPole-v1 {ALL_OFF}",
             "stacked frames": f"{FRAMES} --train-frequency 16",
-            "often": "--env-id CartPole-v1 --checkpoint-every 10 --n-step 5",  # few windows are closed in time
+            "often": "--env-id CartPole-v1 --checkpoint-every 24 --n-step 5",  # few windows are closed in time
             "LunarLander": KINDS["LunarLander"],
             "own wrapper": KINDS["own wrapper"],
             "reset not clean": f"{KINDS['reset not clean']} --no-noisy",
