@@ -1136,7 +1136,10 @@ def test_a_bug_is_planted_where_its_text_stands_once(where, old, message):
         assert start.planted(HAND_MADE, hunt) == HAND_MADE.replace("# kept\n):", "# other\n):")
 
 
-@pytest.mark.parametrize("name", WRONG)
+wrong_by_length = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("build-")) for name in WRONG]
+
+
+@pytest.mark.parametrize("name", wrong_by_length)
 def test_each_known_mistake_is_named(name, tmp_path):
     """Fails if a mistake passes, or is taken for another; or if there is a message that no mistake leads to."""
     exercise, reached = EXERCISES[name], set()

@@ -266,6 +266,7 @@ def test_what_never_ends_is_ended(source, tmp_path, monkeypatch):
             assert str(tmp_path) not in path.read_text(errors="replace")
 
 
+@pytest.mark.slow
 def test_a_function_that_never_ends_costs_its_own_cases_only(tmp_path, monkeypatch):
     """The cases before it keep their points, those after it are not reached; the next exercise is not touched."""
     second = RIGHT.replace(

@@ -22,7 +22,7 @@ SCRIPTS = sorted({EXERCISES[name].script for name in SMALL if "/" in EXERCISES[n
 
 
 @pytest.mark.parametrize("file, words", [
-    ("bandits", r"ucb +\S+ +\d\d% +\S+ +7\d%"),
+    pytest.param("bandits", r"ucb +\S+ +\d\d% +\S+ +7\d%", marks=pytest.mark.slow),
     ("planning", r"0\.951  0\.961  0\.970  0\.961 +↓ → ↓ ←(.|\n)*0\.542"),  # 0.99^5 six steps before the goal
     ("prediction", r"td-zero +0\.1\d  0\.3\d  0\.5\d  0\.\d\d  0\.8\d"),
     ("squashed", r"0\.8 and  1\.0 +0\.27\d +0\.27\d"),

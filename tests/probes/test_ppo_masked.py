@@ -37,8 +37,9 @@ def score(script, tmp_path):
 
 
 @pytest.mark.parametrize("source, kind, observation", [
-    ("info", "discrete", "number"), ("method", "multidiscrete", "vector"), ("entry", "multibinary", "dict"),
-    ("entry", "discrete", "vector"),
+    ("info", "discrete", "number"),
+    *(pytest.param(*case.split(), marks=pytest.mark.slow) for case in
+      ("method multidiscrete vector", "entry multibinary dict", "entry discrete vector")),
 ])  # fmt: skip
 def test_every_source_learns(score, source, kind, observation):
     """Fails if learning does not work with masks from one of the places, one of the action spaces or Dicts.
@@ -65,6 +66,7 @@ def test_70_actions_of_which_55_are_invalid(score, seed):
     assert final["eval_return_mean"] >= 90 and final["global_step"] <= 2048
 
 
+@pytest.mark.slow
 def test_naive_mask_learns_worse(score):
     """Fails if the ablation is no ablation."""
     assert score(NEEDLE, naive_mask=True)["eval_return_mean"] < 85

@@ -64,6 +64,14 @@ def own(*names):
     return where(lambda script: script is FIRST or script.has_own(*names))
 
 
+def marked(name):
+    """The name of a script; slow, but for two that differ in most."""
+    return pytest.param(name, marks=[] if name in ("ppo.py", "qlearning.py") else [slow])
+
+
+two_fast = pytest.mark.parametrize("program", [marked(name) for name in SCRIPTS], indirect=True)
+
+
 def has(*flags):
     """For the scripts that have all of these flags."""
     return where(lambda script: script.has(*flags))
@@ -198,6 +206,7 @@ def is_finite(weights):
 # ----------------------------------------------------------------------------------------------- copied away, alone
 
 
+@two_fast
 def test_copied_alone_it_leaves_a_complete_run_folder(program, finished):
     """Fails if the script imports a sibling or warns, or if a part of the run folder or the last lines are missing."""
     out, err, beside, name = json.loads(finished.with_name("seen.json").read_text())
@@ -242,6 +251,7 @@ def test_copied_alone_it_leaves_a_complete_run_folder(program, finished):
     assert len(np.unique(picture[::4, ::4].reshape(-1, picture.shape[2]), axis=0)) > 20  # something is drawn
 
 
+@two_fast
 def test_config_holds_arguments_versions_and_machine(program, finished):
     """Fails if an argument is left out of config.json, or a value is the default rather than the one used."""
     stored = config(finished)
@@ -278,6 +288,7 @@ def test_config_names_the_commit(program, monkeypatch):
     assert [config(name)["commit"] for name in ("clean", "dirty")] == [commit, f"{commit}-dirty"]
 
 
+@two_fast
 def test_importing_does_nothing(program, finished):
     """Fails if the import seeds, writes, prints, starts CUDA, or imports a plotting library."""
     first = lines(json.loads(finished.with_name("seen.json").read_text())[0])[0]
