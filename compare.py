@@ -6,10 +6,12 @@
 
 Runs that differ in nothing but their seed are one setting, and each setting is one curve: the line is the mean over its
 seeds, the band reaches from the worst seed to the best. The legend names what differs. Each environment has a panel.
+A folder that holds no run is left out, with a line that says so.
 
     python compare.py runs/*                                  # all runs there are -> compare.png
     python compare.py runs/A runs/B runs/C --table            # and print final means with 95 % intervals
     python compare.py runs/* --returns training --x seconds   # returns while training, against time
+    python compare.py runs/* --tensorboard events             # and write all figures for TensorBoard
 """
 
 import csv
@@ -34,13 +36,13 @@ class Args:
     out: str = "compare.png"  # where the picture goes; an earlier one of that name is replaced
     returns: Literal["evaluation", "training"] = "evaluation"  # of evaluations, or of the episodes of training
     x: Literal["step", "seconds"] = "step"  # against environment steps, or seconds since training began
+    labels: tuple[str, ...] = ()  # names for the legends, one for each setting, in the order in which they stand there
     table: bool = False  # also print the final mean of each setting, with its 95 % confidence interval
+    tensorboard: str | None = None  # also write all figures of the runs as TensorBoard events, into this new folder
 
 
 IGNORED = "run_dir resume evaluate model render config progress capture_video".split()  # make no other setting
-ONLY_SPEED = "device torch_threads compile async_envs".split()  # nor do these, unless seconds are drawn
-LARGEST_FILE = 20_000_000  # bytes; a metrics.csv of ten thousand rows has about two million
-LARGEST_NUMBER = 1e30  # a larger one is damage, and cannot be drawn
+ONLY_SPEED = "device async_envs".split()  # nor do these, unless seconds are drawn
 # 97.5 % quantiles of Student's t for 2 to 16 seeds; the last one serves for more, and is at most 9 % too large.
 T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 # What the picture needs of a run folder. A list of these is a setting. x (steps or seconds) and returns: (points,)
@@ -57,13 +59,11 @@ def printable(value):
 
 
 def read_text(folder, name):
-    """The text of a file in a run folder. UserError if it is missing, unreadable, too large or not UTF-8."""
+    """The text of a file in a run folder. UserError if it is missing, unreadable or not UTF-8."""
     path = Path(folder, name)
+    if not path.is_file():
+        raise UserError(f"{folder} is no run folder: it has no {name}")
     try:
-        if not path.is_file():  # from a pipe, say, we would wait for ever
-            raise UserError(f"{folder} is no run folder: it has no {name}")
-        if path.stat().st_size > LARGEST_FILE:
-            raise UserError(f"{folder}: {name} is larger than {LARGEST_FILE:,} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{folder}: cannot read {name}: {error}") from None
@@ -76,30 +76,23 @@ def read_arguments(folder):
         arguments = {printable(name): printable(value) for name, value in config["args"].items()}
         if not {"env_id", "seed"} <= arguments.keys():
             raise ValueError("every script has these two")
-        script = config.get("script")
+        return {"script": printable(config["script"])} | arguments
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{folder} is no run folder: config.json is damaged, or not that of a run") from None
-    if script is None:  # an older run: its folder is named ENV__SCRIPT__SEED__TIME, unless the user named it
-        fields = Path(folder).absolute().name.split("__")
-        script = fields[1] if len(fields) == 4 else "unknown"
-    return {"script": printable(script).removesuffix(".py")} | arguments
 
 
 def read_columns(folder, name, columns):
-    """Columns of a CSV file as arrays. Rows with a NaN (no episode was over yet) are left out."""
-    whole_rows, _, _ = read_text(folder, name).rpartition("\n")  # the last row may be only half written
+    """Columns of a CSV file as arrays. Rows with a NaN (no episode was over yet) or an infinity are left out."""
     rows = []
     try:
-        for row in csv.DictReader(whole_rows.splitlines()):
+        for row in csv.DictReader(read_text(folder, name).splitlines()):
             rows.append([float(row[column]) for column in columns])
     except (KeyError, TypeError, ValueError, csv.Error):
         raise UserError(f"{folder}: {name} is damaged: each row needs numbers for {' and '.join(columns)}") from None
     table = np.array(rows).reshape(-1, len(columns))
-    table = table[~np.isnan(table).any(axis=1)]
+    table = table[np.isfinite(table).all(axis=1)]
     if len(table) == 0:
         raise UserError(f"{folder}: {name} holds no return yet")
-    if np.abs(table).max() > LARGEST_NUMBER or np.any(np.diff(table[:, 0]) < 0):
-        raise UserError(f"{folder}: {name} is damaged: a number is beyond all bounds, or {columns[0]} falls")
     return table.T
 
 
@@ -116,35 +109,63 @@ def read_run(folder, returns, x):
     return LoggedRun(folder, seed, arguments, *read_columns(folder, csv_name, [x, "return_mean"]))
 
 
+def leave_out(reason):
+    """Say, in one line, why a folder is left out."""
+    print(f"left out: {printable(reason)}", file=sys.stderr)
+
+
+def read_runs(args):
+    """LoggedRuns of the folders that hold one; of the others, a line each says why. UserError if none is left."""
+    runs = []
+    for folder in args.run_dirs:
+        try:
+            runs.append(read_run(folder, args.returns, args.x))
+        except UserError as error:
+            leave_out(error)
+    if not runs:
+        raise UserError("no run is left to be drawn")
+    return runs
+
+
 def group_runs(runs):
-    """{environment: [setting, …]}. UserError if a setting has a seed twice, which would count for two."""
+    """{environment: [setting, …]}. Of two runs with one setting and seed, the later counts: they are no two seeds."""
     panels = {}
     for run in runs:
         settings = panels.setdefault(run.arguments["env_id"], {})
-        setting = settings.setdefault(frozenset(run.arguments.items()), [])
-        for other in setting:
-            if other.seed == run.seed:
-                raise UserError(f"{run.folder} has the setting and the seed of {other.folder}: leave out one of them")
-        setting.append(run)
-    return {env_id: list(settings.values()) for env_id, settings in panels.items()}
+        setting = settings.setdefault(frozenset(run.arguments.items()), {})
+        if run.seed in setting:
+            leave_out(f"{setting[run.seed].folder} has the setting and the seed of {run.folder}")
+        setting[run.seed] = run
+    return {env_id: [list(setting.values()) for setting in settings.values()] for env_id, settings in panels.items()}
 
 
 def label_settings(settings):
-    """What the legend says of each setting of a panel: the number of seeds, and the arguments in which they differ."""
-    known = {}  # script -> every argument that one of its runs has; those of other scripts do not concern it
-    for setting in settings:
-        arguments = setting[0].arguments
-        known.setdefault(arguments["script"], {}).update(dict.fromkeys(arguments, "not set"))
-    complete = [known[setting[0].arguments["script"]] | setting[0].arguments for setting in settings]
+    """What the legend says of each setting of a panel: its script, if there are several, what differs, its seeds.
+
+    What differs is an argument that has several values among the settings of the same script: the defaults of two
+    scripts differ in a dozen arguments, and none of these was anybody's choice.
+    """
+    scripts = {setting[0].arguments["script"] for setting in settings}
     labels = []
-    for setting, arguments in zip(settings, complete):
-        differing = []
-        for name, value in arguments.items():
-            if any(other.get(name, value) != value for other in complete):
-                differing.append(f"{name}={value}")
+    for setting in settings:
+        script = setting[0].arguments["script"]
+        siblings = [other[0].arguments for other in settings if other[0].arguments["script"] == script]
+        words = [script] if len(scripts) > 1 else []
+        for name in dict.fromkeys(name for arguments in siblings for name in arguments):  # in their order, each once
+            if len({arguments.get(name) for arguments in siblings}) > 1:
+                words.append(f"{name}={setting[0].arguments.get(name, 'not set')}")
         seeds = "1 seed" if len(setting) == 1 else f"{len(setting)} seeds"
-        labels.append(f"{seeds}: {', '.join(differing)}" if differing else seeds)
+        labels.append(f"{', '.join(words) or script} ({seeds})")
     return labels
+
+
+def label_panels(panels, given):
+    """{environment: [label, …]}: those given, or else label_settings's. UserError if not each setting is given one."""
+    number = sum(len(settings) for settings in panels.values())
+    if given and len(given) != number:
+        raise UserError(f"{len(given)} --labels for {number} settings: give one for each")
+    names = iter(given)
+    return {env_id: [next(names, label) for label in label_settings(settings)] for env_id, settings in panels.items()}
 
 
 def across_seeds(setting):
@@ -163,7 +184,7 @@ def across_seeds(setting):
     return x, returns.mean(axis=0), returns.min(axis=0), returns.max(axis=0)
 
 
-def draw(panels, args):
+def draw(panels, labels, args):
     """The picture, a matplotlib Figure: a panel for each environment, a curve for each of its settings."""
     from matplotlib.figure import Figure  # slow to import
 
@@ -171,7 +192,7 @@ def draw(panels, args):
     figure = Figure(figsize=(9, height * len(panels)), layout="constrained")
     all_axes = figure.subplots(len(panels), squeeze=False).flat
     for axes, (env_id, settings) in zip(all_axes, panels.items()):
-        for number, (setting, label) in enumerate(zip(settings, label_settings(settings))):
+        for number, (setting, label) in enumerate(zip(settings, labels[env_id])):
             x, mean, lowest, highest = across_seeds(setting)
             label = textwrap.fill(label, 100, max_lines=5, placeholder=" …")
             if x[-1] < 0.9 * max(run.x[-1] for run in setting):
@@ -190,18 +211,6 @@ def draw(panels, args):
     return figure
 
 
-def write_picture(figure, out):
-    """Write under a passing name, then rename: whoever looks finds the old picture or the new, never half."""
-    temporary = Path(f"{out}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
-        with temporary.open("xb") as file:
-            figure.savefig(file, dpi=120, format="png")
-        os.replace(temporary, out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error}") from None
-
-
 def confidence_interval(finals):
     """(low, high), 95 %, of the mean of n >= 2 independent numbers: mean ± t s / √n, where s² divides by n - 1."""
     n = len(finals)
@@ -209,12 +218,12 @@ def confidence_interval(finals):
     return np.mean(finals) - half_width, np.mean(finals) + half_width
 
 
-def print_table(panels, args):
+def print_table(panels, labels, args):
     """The mean of the last returns of each setting's runs, the 95 % interval, the worst seed, the ends of the runs."""
     for env_id, settings in panels.items():
         print(f"\n{env_id}: last {args.returns} return of each run")
         print(f"{'mean':>10}  {'95 % interval':^24}  {'worst seed':>10}  {'at ' + args.x:^24}  setting")
-        for setting, label in zip(settings, label_settings(settings)):
+        for setting, label in zip(settings, labels[env_id]):
             finals = [run.returns[-1] for run in setting]
             ends = sorted(run.x[-1] for run in setting)
             interval = "one seed: no interval"
@@ -224,16 +233,45 @@ def print_table(panels, args):
             print(f"{np.mean(finals):>10.5g}  {interval:^24}  {min(finals):>10.5g}  {at:^24}  {label}")
 
 
+def write_events(runs, folder):
+    """Write every figure of the runs as TensorBoard events, into a folder for each run. UserError if that fails."""
+    try:
+        from tensorboard.summary import Writer
+    except ImportError:
+        raise UserError("--tensorboard needs a package: pip install tensorboard") from None
+    if Path(folder).exists():
+        raise UserError(f"{folder} exists already: choose a new folder, so that no figure counts twice")
+    paths = [Path(run.folder).absolute() for run in runs]
+    common = os.path.commonpath([path.parent for path in paths])
+    for path in paths:
+        writer = Writer(str(Path(folder, path.relative_to(common))))
+        for table in ("metrics", "evaluations"):
+            if not Path(path, f"{table}.csv").exists():  # a run that was stopped before its first evaluation
+                continue
+            for row in csv.DictReader(read_text(path, f"{table}.csv").splitlines()):
+                step = round(float(row.pop("step")))
+                for column, value in row.items():
+                    writer.add_scalar(f"{table}/{column}", float(value), step)
+        writer.close()
+
+
 def compare(args):
     """Draw the picture and print what there is to say. UserError on bad input, before anything is written."""
     if not args.run_dirs or Path(args.out).suffix != ".png":
         raise UserError("give at least one run folder, and an --out that ends in .png")
-    panels = group_runs([read_run(folder, args.returns, args.x) for folder in args.run_dirs])
-    replaced = " (an earlier one was replaced)" if Path(args.out).exists() else ""
-    write_picture(draw(panels, args), args.out)
-    print(f"picture: {args.out}{replaced}")
+    runs = read_runs(args)
+    panels = group_runs(runs)
+    labels = label_panels(panels, args.labels)
+    figure = draw(panels, labels, args)
+    if args.tensorboard:
+        write_events(runs, args.tensorboard)
+    try:
+        figure.savefig(args.out, dpi=120)
+    except OSError as error:
+        raise UserError(f"cannot write {args.out}: {error}") from None
+    print(f"picture: {args.out}")
     if args.table:
-        print_table(panels, args)
+        print_table(panels, labels, args)
 
 
 def main():

@@ -27,18 +27,17 @@ import json
 import math
 import os
 import pkgutil
-import platform
 import re
+import shlex
+import subprocess
 import sys
 import time
 from collections import namedtuple
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from io import StringIO
 from pathlib import Path
-from shlex import quote
 
 import gymnasium as gym
 import numpy as np
@@ -53,35 +52,12 @@ from tqdm import tqdm
 class Args:
     """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
-    # run
-    env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
-    env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
-    max_episode_steps: int | None = None  # truncate episodes after this many steps
-    max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once an evaluation reaches this
-    seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
-    eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with the best actions
-    capture_video: bool = False  # film an episode at each evaluation
-    # steps between checkpoints, at which all episodes begin anew; 0: a tenth of the run or more. The replay buffer is
-    # saved as well: gigabytes for images
-    checkpoint_every: int = 0
-    resume: str | None = None  # run folder to continue
-    evaluate: str | None = None  # run folder to evaluate, without training
-    model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
-    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
-    progress: bool = True  # show the progress bar
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' rates it; --no-double: Q' does both
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # transitions in the replay buffer; once it is full, a new one replaces the oldest
+    buffer_size: int = 100_000  # transitions in the replay buffer, and in each checkpoint: gigabytes for images
     learning_starts: int = 1_000  # steps before the first update
     train_frequency: int = 4  # steps from one update to the next
     gradient_steps: int = 1  # gradient steps per update
@@ -96,11 +72,30 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are always true ones
+    # run
+    env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
+    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    max_episode_steps: int | None = None  # truncate episodes after this many steps
+    max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
+    stop_at_return: float | None = None  # stop once an evaluation reaches this
+    seed: int = 1  # seed of everything that is drawn at random
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
+    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    capture_video: bool = False  # film an episode at each evaluation
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    resume: str | None = None  # run folder to continue
+    evaluate: str | None = None  # run folder to evaluate, without training
+    model: str = "best"  # weights that --evaluate plays: best, last or a step
+    render: bool = False  # show --evaluate in a window
+    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
+    progress: bool = True  # show the progress bar
 
 
 # -------------------------------------------------------------------------------------------------------- network
-
-
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
@@ -136,18 +131,14 @@ class QNetwork(nn.Module):
         # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
-    def features(self, obs):
-        """The input of the head: images (B, …) through the CNN, vectors flat and normalised."""
-        if self.image:
-            return self.cnn(obs)
-        obs = obs.reshape(len(obs), -1).float()
-        return obs if self.obs_stats is None else self.obs_stats(obs)
-
     def forward(self, obs):
-        """Q (B, actions) of a tensor of observations (B, …)."""
-        return self.head(self.features(obs))
+        """Q (B, actions) of a tensor of observations (B, …): images through the CNN, vectors flat and normalised."""
+        if self.image:
+            return self.head(self.cnn(obs))
+        obs = obs.reshape(len(obs), -1).float()
+        return self.head(obs if self.obs_stats is None else self.obs_stats(obs))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def greedy(self, obs):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
@@ -203,10 +194,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Store a step of all environments, each argument (N, …), without reset rows. Returns the slots written.
-
-        Actions are (N, D); `truncated` is not needed (see above). N must not exceed the capacity.
-        """
+        """Store a step of all environments, each argument (N, …), without reset rows; return the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -244,8 +232,6 @@ class ReplayBuffer:
 
 
 # ----------------------------------------------------------------------------------------------- targets and loss
-
-
 def linear_schedule(start, end, duration, step):
     """From `start` at step 0 to `end` at step `duration`, in a straight line, and `end` from then on."""
     return end + (start - end) * max(0.0, 1 - step / duration)
@@ -284,41 +270,37 @@ def polyak(target, source, tau):
 
 
 # ------------------------------------------------------------------------------------------------------- training
-
-
 def train(args):
-    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
-    check_args(args)
+    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)  # the network Q
     target = copy.deepcopy(agent)  # Q'
     target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     buffer = make_replay_buffer(args, envs, agent)
-    log_every = math.ceil(args.total_timesteps / 200)
-    # explores: its training episodes hold random actions, so evaluations say how good it is
-    run = Run(args, agent, envs, log_every, explores=True, target=target, optimizer=optimizer, buffer=buffer)
+    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
-            envs, obs, rng = run.new_envs()  # the first time: those made above
-            reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
+        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+            envs, obs, rng = run.new_envs()
+            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
+        obs = obs.copy()  # the environments may write their next observations into the same array
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
+        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, ended, next_obs)
         if args.normalize_obs:  # what is stored stays as it is: the network normalises what it sees
-            agent.obs_stats.update(obs.reshape(args.num_envs, -1)[~reset_rows])
+            agent.obs_stats.update(obs[~ended])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
+        run.count(next_obs, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
         obs = next_obs
-        reset_rows = terminated | truncated
+        ended = terminated | truncated
 
         # N environments took up to N steps at once. Now make as many updates as one alone would have made meanwhile.
         for step in range(step_before + 1, run.step + 1):
@@ -339,20 +321,24 @@ def train(args):
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, Adam, environments ===================================================
+# ===== helpers: settings, parts of the networks, environments =========================================================
 
-RANGES = dict.fromkeys(
-    "buffer_size batch_size train_frequency gradient_steps target_network_frequency".split(), (1, 1e15)
-)
+LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes buffer_size batch_size train_frequency".split()
+RANGES = dict.fromkeys([*LEAST_1, "gradient_steps", "target_network_frequency", "hidden_sizes"], (1, 1e15))
 RANGES |= dict.fromkeys("gamma tau start_e end_e exploration_fraction".split(), (0, 1))
-RANGES |= {"hidden_sizes": (1, 1e5)}
-# The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
-FIGURES = ["epsilon", "learning_rate", "loss", "q"]
-CURVE = ["loss", "q"]
+RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
+CURVE = {"loss": "loss: errors of Q", "q": "mean Q", "epsilon": "share of random actions"}  # the curve's panels
+EXPLORES = True  # whether training episodes hold random actions that the agent, once trained, would not take
+PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
+SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+write_state = torch.save
+read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
 # Settings that learn, per environment. What the user gives wins.
-ATARI = {"num_envs": 8, "learning_rate": 1e-4, "buffer_size": 100_000, "batch_size": 32, "learning_starts": 80_000,
-         "target_network_frequency": 1_000, "exploration_fraction": 0.1, "end_e": 0.01, "clip_reward": True,
+ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
+         "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
@@ -369,11 +355,7 @@ TUNED = {
     # after CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
-
-
-def tuned_settings(args):
-    """The settings of TUNED for args.env_id."""
-    return TUNED.get(args.env_id, {})
+tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
 
 
 class RunningMeanStd(nn.Module):
@@ -386,17 +368,15 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows` (B, *shape), a NumPy array (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
-        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device)
-        total = self.count + len(rows)
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
+        weight = len(rows) / (self.count + len(rows))
         delta = rows.mean(0) - self.mean
-        squares = self.var * self.count + rows.var(0, correction=0) * len(rows)
-        squares += delta**2 * self.count * len(rows) / total
-        self.mean += delta * len(rows) / total
-        self.var.copy_(squares / total)
-        self.count.copy_(total)
+        self.mean += weight * delta
+        self.var += weight * (rows.var(0, correction=0) - self.var) + weight * (1 - weight) * delta**2
+        self.count += len(rows)
 
     def forward(self, x):
         """Normalise (B, *shape), clip to ±10."""
@@ -411,23 +391,18 @@ class NatureCNN(nn.Module):
     def __init__(self, shape):
         super().__init__()
         self.channels_last = shape[2] == min(shape)
-        channels, height, width = (shape[2], shape[0], shape[1]) if self.channels_last else shape
-        self.convolutions = nn.Sequential(
-            layer(nn.Conv2d(channels, 32, kernel_size=8, stride=4)),
-            nn.ReLU(),
-            layer(nn.Conv2d(32, 64, kernel_size=4, stride=2)),
-            nn.ReLU(),
-            layer(nn.Conv2d(64, 64, kernel_size=3, stride=1)),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        outputs = self.convolutions(torch.zeros(1, channels, height, width)).shape[1]
-        self.linear = layer(nn.Linear(outputs, 512))
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        image = torch.zeros(1, channels, height, width)
+        layers = []
+        for outputs, kernel_size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            layers += [layer(nn.Conv2d(channels, outputs, kernel_size, stride)), nn.ReLU()]
+            channels = outputs
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        self.linear = layer(nn.Linear(self.convolutions(image).shape[1], 512))
 
     def forward(self, images):
         """Features of images whose channels come first or last."""
-        if self.channels_last:
-            images = images.movedim(-1, -3)
+        images = images.movedim(-1, -3) if self.channels_last else images
         return self.linear(self.convolutions(images / 255)).relu()
 
 
@@ -436,274 +411,77 @@ def is_image(space):
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1), with the interface and the numbers of torch.optim.Adam.
-
-    Importing torch.optim takes a second, and its step on many small tensors three times as long as this one on one
-    vector, of which all parameters are made views.
-    """
-
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
-        self.parameters = list(parameters)
-        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps}]
-        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
-        self.m = torch.zeros_like(self.flat)
-        self.v = torch.zeros_like(self.flat)
-        self.t = 0
-        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
-            p.data = part.view_as(p)
-
-    def zero_grad(self):
-        """Forget all gradients."""
-        for p in self.parameters:
-            p.grad = None
-
-    @torch.no_grad()
-    def step(self):
-        """Move the parameters against their gradients."""
-        lr = self.param_groups[0]["lr"]
-        beta1, beta2 = self.param_groups[0]["betas"]
-        eps = self.param_groups[0]["eps"]
-        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
-        self.t += 1
-        self.m.lerp_(gradient, 1 - beta1)
-        self.v.lerp_(gradient**2, 1 - beta2)
-        denominator = self.v.sqrt() / math.sqrt(1 - beta2**self.t) + eps
-        self.flat.addcdiv_(self.m, denominator, value=-lr / (1 - beta1**self.t))
-
-    def state_dict(self):
-        """Moments and number of steps, for a checkpoint."""
-        return {"m": self.m, "v": self.v, "t": self.t}
-
-    def load_state_dict(self, state):
-        """Copy what state_dict returned."""
-        self.m.copy_(state["m"])
-        self.v.copy_(state["v"])
-        self.t = state["t"]
-
-
-class ReturnLimit(gym.Wrapper):
+class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
     """Truncate an episode once its return reaches `limit`."""
 
     def __init__(self, env, limit):
         super().__init__(env)
         self.limit = limit
 
-    def reset(self, **kwargs):
-        """Begin an episode, whose return is 0 so far."""
-        self.total = 0.0
-        return self.env.reset(**kwargs)
-
     def step(self, action):
         """As the environment's, truncated at the limit."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.total += float(reward)
-        return obs, reward, terminated, truncated or self.total >= self.limit, info
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
 
 
-class MiniGridView(gym.ObservationWrapper):
-    """The image alone of a MiniGrid observation, one-hot and flat: object, colour and state of each cell."""
-
-    SIZES = (11, 6, 4)  # MiniGrid's numbers of objects, colours and states
-
-    def __init__(self, env):
-        super().__init__(env)
-        height, width, channels = env.observation_space["image"].shape
-        if channels != len(self.SIZES):
-            raise UserError(f"the images of {env} are not MiniGrid's own: leave out the wrapper that changes them")
-        self.observation_space = spaces.Box(0, 1, (height * width * sum(self.SIZES),), np.float32)
-
-    def observation(self, observation):
-        """A vector of zeros and ones for the Dict of MiniGrid."""
-        image = observation["image"]
-        if (image >= self.SIZES).any():
-            raise UserError("an image holds no objects, colours and states: leave out the wrapper that changes it")
-        one_hot = [np.eye(size, dtype=np.float32)[image[..., i]] for i, size in enumerate(self.SIZES)]
-        return np.concatenate(one_hot, axis=-1).ravel()
-
-
-PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
-
-
-def import_plugin(env_id):
-    """Import the package that registers env_id, if it is one of PLUGINS. UserError if it is not installed."""
-    for prefix, package in PLUGINS.items():
-        if env_id.startswith(prefix):
-            with blame(f"{env_id} needs another package: pip install {package.replace('_', '-')}", ImportError):
-                importlib.import_module(package)
-
-
-def find_wrapper(path):
-    """The wrapper that a dotted path names; a name without a dot is that of a class in this script."""
-    if path in globals():
-        return globals()[path]
-    with blame(f"there is no wrapper {path}", ImportError, AttributeError, ValueError):
-        return pkgutil.resolve_name(path)
-
-
-def episode_limit(args, spec=None):
-    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
-    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
-    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
-
-
-def make_vector_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset.
-
-    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
-    UserError, saying what to do, if it cannot be made.
-    """
-    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
-    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
-        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
-    import_plugin(args.env_id)
-    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
+def make_envs(args, num_envs, render=False, video=None):
+    """A vector environment with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    package = "gymnasium"
+    for prefix, plugin in PLUGINS.items():
+        if args.env_id.startswith(prefix):
+            package = plugin
+    try:
+        importlib.import_module(package)
         kwargs = dict(**json.loads(args.env_kwargs))
-        frames = int(kwargs.get("frameskip", 4)) * episode_limit(args) if atari else None
-    if "max_episode_steps" in kwargs:
-        raise UserError("the steps of an episode are limited by --max-episode-steps, not by --env-kwargs")
-    if atari:
-        kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
-    elif args.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = args.max_episode_steps
-    if render_mode:
-        kwargs["render_mode"] = render_mode
-    wrappers = [find_wrapper(path) for path in args.wrappers]
-    if args.env_id.startswith(("MiniGrid", "BabyAI")):
-        wrappers.append(lambda env: MiniGridView(env) if isinstance(env.observation_space, spaces.Dict) else env)
-    if args.max_episode_return is not None:
-        wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
-    what = f"cannot make {args.env_id}"
-    expected = [gym.error.Error, ImportError]
-    if args.wrappers or args.env_kwargs != "{}":  # whatever goes wrong now may be due to them
-        what += f" with env_kwargs {args.env_kwargs} and wrappers {' '.join(args.wrappers) or 'none'}"
-        expected = [Exception]
-    if render_mode:
-        what += f" with render_mode {render_mode}"
-        expected += [TypeError]
-    with blame(what, *expected):
-        mode = "sync" if wrappers or render_mode else None
+        paths = args.wrappers or (ONE_HOT if package == "minigrid" else ())
+        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in paths]
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        if args.max_episode_return is not None:
+            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
+        if render or video:
+            kwargs["render_mode"] = "rgb_array" if video else "human"
+        if video:
+            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
+        if package == "ale_py" and mode is None:
+            kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+            kwargs["reward_clipping"] = False
+        elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+            stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+            wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
-    if not getattr(envs.unwrapped, "copy", False):  # its next step may overwrite the observations that it has returned
-        envs = gym.wrappers.vector.TransformObservation(envs, copy.deepcopy)
-    return envs
-
-
-def make_envs(args, num_envs, render_mode=None):
-    """As make_vector_envs, but with Boxes for observations: others, and single numbers, are flattened."""
-    envs = make_vector_envs(args, num_envs, render_mode)
-    space = envs.single_observation_space
-    is_array = isinstance(space, spaces.Box) and space.shape != ()
-    if not is_array and space.is_np_flattenable:  # a Sequence or Graph is not
-        check_memory(f"the observations of {args.env_id}", 100 * num_envs * spaces.flatdim(space))
-        envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
-    return envs
-
-
-WRAPPER_MODULES = ("gymnasium.wrappers.", "minigrid.wrappers.", "pettingzoo.utils.wrappers.")
-
-
-def untrusted(args, given):
-    """The flag without which a file may not ask for `args`, or ""; `given` are those of the command line.
-
-    Trusted are registered ids, wrappers that this script or a library's wrapper module defines, and arguments without
-    paths: all else may execute what a stranger has written.
-    """
-    if args.env_id != given.env_id:
-        import_plugin(args.env_id)
-        if args.env_id not in gym.registry:
-            return f"--env-id {args.env_id}"
-    if args.wrappers != given.wrappers:
-        for path in args.wrappers:
-            if path not in globals() and not path.startswith(WRAPPER_MODULES):
-                return f"--wrappers {' '.join(args.wrappers)}"
-            wrapper = find_wrapper(path)
-            defined_in = f"{getattr(wrapper, '__module__', '')}."
-            is_wrapper = isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)
-            if not is_wrapper or not defined_in.startswith((f"{__name__}.", *WRAPPER_MODULES)):
-                return f"--wrappers {' '.join(args.wrappers)}"
-    words = re.findall(r'"([^"]*)"', args.env_kwargs)
-    plain = "\\" not in args.env_kwargs and all(re.fullmatch(r"[\w -]*", word) for word in words)
-    if args.env_kwargs != given.env_kwargs and not plain:
-        return f"--env-kwargs '{args.env_kwargs}'"
-    return ""
-
-
-def check_film(args):
-    """UserError if no video of this environment can be made: better now than at the first evaluation."""
-    with blame("--capture-video needs another package: pip install moviepy", ImportError):
-        importlib.import_module("moviepy")
-    if not args.env_id.startswith("ALE/"):
-        with blame(f"--capture-video: {args.env_id} cannot be rendered", AssertionError, NotImplementedError):
-            envs = make_envs(args, 1, "rgb_array")
-            envs.reset(seed=args.seed)
-            pictures = envs.render()
-        envs.close()
-        if not pictures or np.ndim(pictures[0]) != 3:
-            raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
-
-
-def write_video(path, frames, fps):
-    """Write an mp4 of frames, each (height, width, 3)."""
-    from moviepy import ImageSequenceClip  # slow to import
-
-    path = Path(path)
-    check_no_link(path.parent)
-    with blame(f"cannot write {path}", OSError):
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # it may be a link to somewhere else
-        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
-
-
-STATE = ".pt"  # how the names of checkpoints and models end
-
-
-def write_state(state, file):
-    """Write a dict of tensors, numbers and text to an open file."""
-    torch.save(state, file)
-
-
-def read_state(path):
-    """What write_state wrote, on the CPU. Nothing in the file is executed."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+    is_box = isinstance(envs.single_observation_space, spaces.Box)
+    # A Box's observations stay as they are; Discrete ones become one-hot, a Dict or Tuple flat.
+    return envs if is_box else gym.wrappers.vector.FlattenObservation(envs)
 
 
 def choose_device(args, image=False):
     """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
+    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
     device = automatic if args.device == "auto" else args.device
-    with blame(f"device {device}", RuntimeError, AssertionError, ImportError):
-        torch.zeros(1, device=device).item()
-    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {device}: {error}") from error
     return device
 
 
-def check_memory(what, size):
-    """UserError if this machine has no `size` bytes of memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise UserError(f"{what} would need {size / 1e9:,.0f} GB of memory; there are {memory / 1e9:.0f}")
-
-
 def make_q_network(args, envs):
-    """An untrained QNetwork for these environments. UserError if the script cannot handle a space or the device."""
+    """An untrained QNetwork for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if not isinstance(action_space, spaces.Discrete) or action_space.n > 100_000:
-        wanted = "Discrete actions, 100,000 at most; there are ppo.py and ddpg_td3.py for others"
-        raise UserError(f"{args.env_id} has {action_space}; this script needs {wanted}")
-    image = isinstance(obs_space, spaces.Box) and is_image(obs_space)
-    size = math.prod(obs_space.shape) if isinstance(obs_space, spaces.Box) else 0
-    if size == 0 or (obs_space.dtype == np.uint8 and size > 1_000 and not image):
-        wanted = "vectors, or images of three dimensions and at least 36 x 36 pixels: use --wrappers"
-        raise UserError(f"{args.env_id} has observations {obs_space}; this script needs {wanted}")
-    if image and args.normalize_obs:
+    if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, spaces.Discrete):
+        raise UserError(f"{args.env_id}: no Q network for observations {obs_space} and actions {action_space}")
+    if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
-    device = choose_device(args, image)
-    with torch.device("meta"):  # counts the weights without making them
-        weights = sum(p.numel() for p in QNetwork(obs_space, action_space, args, "meta").parameters())
-    check_memory("the networks", 20 * weights)  # with gradients, Adam's moments and the target network
+    device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
     agent = QNetwork(obs_space, action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
@@ -714,467 +492,310 @@ make_agent = make_q_network  # as the run section calls it
 
 
 def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it holds too little, or does not fit into memory."""
-    least = max(args.batch_size, args.num_envs)
-    if args.buffer_size < least:
-        raise UserError(f"buffer_size = {args.buffer_size} is less than batch_size or num_envs = {least}")
-    space = envs.single_observation_space
-    size = 1 if space.dtype == np.uint8 else 4
-    actions = max(2, math.prod(envs.single_action_space.shape))  # a discrete one has eight bytes
-    row = 2 * math.prod(space.shape) * size + 4 * actions + 5
-    check_memory(f"the replay buffer of --buffer-size {args.buffer_size}", args.buffer_size * row)
-    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
+    """The replay buffer that `args` ask for. UserError if it is too small."""
+    if args.buffer_size < max(args.batch_size, args.num_envs):
+        raise UserError("buffer_size must not be less than batch_size or num_envs")
+    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
 
 
 # ===== run: the same in every script ==================================================================================
-# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
-# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
-# read_state.
-
-
-class UserError(Exception):
-    """Something the user can fix: shown as one line, with exit code 2."""
-
-
-@contextmanager
-def blame(what, *expected):
-    """Turn an exception of the expected classes into a UserError that begins with `what`."""
-    try:
-        yield
-    except expected as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{what[:500]} ({reason[:300]})") from None
-
-
-COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
-COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
-COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
-NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
-EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
-MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
+# What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
+# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+UserError = gym.error.Error  # so that Gymnasium's own count as well
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
 
 
 def tuned(*flags, **given):
-    """Args from flags or keywords: tuned("--env-id", "Pendulum-v1") or tuned(env_id="Pendulum-v1").
-
-    What is not given comes from the run that is resumed or evaluated, else from `config`, else from TUNED.
-    """
-    flags = [*flags, *as_flags(given)]
-    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
-    if "" in (first.resume, first.evaluate, first.config, first.run_dir):
-        raise UserError("the name of a run folder or config is empty")
+    """Args from flags or keywords; the rest from the run to resume or evaluate, from `config`, or from TUNED."""
+    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    first = replace(tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")]), **given)
     run_dir = first.resume or first.evaluate
-    if run_dir and (first.config or first.run_dir or (first.resume and first.evaluate)):
-        raise UserError("--resume and --evaluate name a run: only one of them, without --run-dir and --config")
     path = f"{run_dir}/config.json" if run_dir else first.config
-    defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
-    return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
-
-
-def as_flags(settings):
-    """A dict of settings as the command-line flags that say the same."""
-    flags = []
-    for name, value in settings.items():
-        if isinstance(value, (list, tuple)):
-            flags += [f"--{name}", *map(str, value)]
-        elif isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
-
-
-def read_config(path, given):
-    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
-    with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-        stored = dict(config["args"])
-        another = f"{path} is of another script ({config.get('script')!r:.50}) or version, or damaged"
-    words = [word for value in stored.values() if isinstance(value, list) for word in value]
-    # No word of a file may become a flag of its own.
-    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
-    lacking = set(vars(Args())) - set(stored) if given.resume or given.evaluate else []  # a run's own lacks nothing
-    if foreign := [name for name in stored if name not in vars(Args())] + flags + sorted(lacking):
-        raise UserError(f"{another}: {foreign[0]!r:.100}")
-    dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
-    complaint = StringIO()
-    try:
-        with redirect_stderr(complaint):  # tyro checks names and types
-            args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
-    except SystemExit:
-        reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
-        raise UserError(f"{another}: {reason[:300]}") from None
-    if flag := untrusted(args, given):
-        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
-    return args
-
-
-def check_args(args):
-    """UserError that names the first argument that is out of its range."""
+    defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
+    args = replace(tyro.cli(Args, args=flags, default=defaults, description=__doc__), **given)
     for name, value in vars(args).items():
-        low, high = (COMMON_RANGES | RANGES).get(name, (0, 1e15))
+        low, high = RANGES.get(name, (0, 1e15))
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not low <= number <= high:
                 raise UserError(f"{name} must lie between {low:g} and {high:g}")
+        if isinstance(value, float) and isinstance(getattr(Args, name), int):  # 1e5 in a notebook
+            setattr(args, name, int(value))
+        if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
+    return args
+
+
+def code_flags(args):
+    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
+    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+        return []
+    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. It may be a stranger's: code that it asks for must be `given` as well."""
+    flags = []
+    try:
+        for name, value in json.loads(Path(path).read_text(encoding="utf-8"))["args"].items():
+            flags += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # tyro's complaint would fill a screen
+            args = tyro.cli(Args, args=flags, config=[tyro.conf.FlagConversionOff], console_outputs=False)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit) as error:
+        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
+    code = code_flags(args)
+    if code and code != code_flags(given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {shlex.join(code)}")
+    return replace(args, **{name: getattr(given, name) for name in ONLY_FLAGS})
+
+
+def load(run_dir, model="best", *flags, **given):
+    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
+    agent = make_agent(args, make_envs(args, 1))
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
+    return agent
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
-
-    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
-    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
-    """
-    atari = args.env_id.startswith("ALE/")
-    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
+    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    frames = []
-    for _ in range(episode_limit(args, envs.spec)):
-        if video:
-            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
+    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns += rewards * playing
+        returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
     envs.close()
-    if video:
-        write_video(video, frames, envs.metadata.get("render_fps", 30))
     return float(returns.mean()), float(returns.std())
 
 
 def write_file(path, write):
     """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with blame(f"cannot write {path}", OSError, RuntimeError):
-        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
-        with temporary.open("xb") as file:
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
             write(file)
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
+        if temporary.exists():
+            temporary.unlink()
+        if isinstance(error, PermissionError) and Path(path).suffix == ".csv":
+            return  # on Windows, while a spreadsheet shows it; the next row writes the whole table again
+        raise UserError(f"cannot write {path}: {error}") from error
 
 
-def check_no_link(folder):
-    """UserError if a part of a run folder is a link: what a run writes stays in its folder."""
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link; a run writes nothing outside its own folder")
-
-
-def read_weights(path, args, agent):
-    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
+def read_parts(path, parts):
+    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
     try:
         state = read_state(path)
-        if state["env_id"] == args.env_id:
-            agent.load_state_dict(state["agent"])
-            return state
-        reason = f"it is of {state['env_id']}"
-    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
-        reason = type(error).__name__
-    raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
-
-
-def load(run_dir, model="best", **given):
-    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
-
-    What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
-    """
-    return load_agent(tuned(evaluate=str(run_dir), model=str(model), **given))
-
-
-def load_agent(args):
-    """The agent that args.evaluate and args.model name."""
-    check_args(args)
-    envs = make_envs(args, 1)
-    agent = make_agent(args, envs)
-    envs.close()
-    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
-    read_weights(Path(args.evaluate, name + STATE), args, agent)
-    return agent
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except Exception as error:  # there is no list of what a damaged or foreign file may raise
+        raise UserError(f"{path} is missing, damaged or of another network: {type(error).__name__}") from error
+    return state
 
 
 class Run:
     """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
 
-    `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
-    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
-    decide whether to stop at a return.
-
-    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
-    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
-    gives the same numbers, bit for bit, as one that was left alone.
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new ones and
+    seeds them from (seed, step); a resumed run does the same. So it gives the same numbers as an unbroken one.
     """
 
-    def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
-        self.args = Args(**asdict(args))  # a copy: nobody else can change it
+    def __init__(self, args, agent, envs, **parts):
+        self.args = args
         self.agent = agent
         self.envs = envs
-        self.parts = parts
-        self.log_every = log_every
-        self.explores = explores
+        self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
         self.step = 0  # environment steps, without reset rows
-        self.seconds = 0.0
+        self.checkpoint_step = 0  # the step of the last checkpoint, from which training begins anew
         self.episodes = []  # (step, return) of each training episode
-        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
+        self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
+        self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
         self.figures = {}  # logged since the last row of metrics.csv
-        self.restarts = True  # whether training begins anew: at first, and after each checkpoint
-        self.envs_are_new = True
-        tenth = math.ceil(args.total_timesteps / 10)
-        longest = min(episode_limit(args, envs.spec), 2_000)
-        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
-        self.eval_every = args.eval_every or tenth
-        self.checkpoint_every = args.checkpoint_every or max(tenth, enough)
-        if args.capture_video:
-            check_film(args)
-        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
-        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
+        self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+        self.checkpoint_every = args.checkpoint_every or max(args.total_timesteps // 10, 10_000 * envs.num_envs)
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
-        args.folder = self.dir  # for main, should it be interrupted
-        self.open_folder()
-        print(f"{args.env_id} -> {self.dir};", *(f"{key}={getattr(args, key)}" for key in tuned_settings(args)))
-        self.begun = time.time() - self.seconds
-        self.drawn = time.time()
-        self.last_step = self.step  # when write_what_is_due was last called
-        bar = {"unit": " steps", "unit_scale": True, "disable": not args.progress}
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
-
-    def open_folder(self):
-        """Make the run folder, or restore its last checkpoint; write config.json."""
-        checkpoint = self.dir / f"checkpoint{STATE}"
-        with blame(f"cannot make {self.dir}", OSError):
-            check_no_link(self.dir / "models")
-            (self.dir / "models").mkdir(parents=True, exist_ok=True)
-        if checkpoint.exists() and not self.args.resume:
-            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
-        if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
-            stored = read_config(self.dir / "config.json", self.args)
-            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
-            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
-            if changed:
-                raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
-        metrics = ""
-        if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
-            state = read_weights(checkpoint, self.args, self.agent)
-            with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
-                step, seconds, episodes, evaluations, metrics, intervals = state["run"]
-                self.step = int(step)
-                self.seconds = float(seconds)
-                self.episodes = [(int(at), float(total)) for at, total in episodes]
-                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
-                eval_every, self.checkpoint_every = map(int, intervals)  # kept, also if there are more steps now
-                self.eval_every = self.args.eval_every or eval_every
-                for part_name, part in self.parts.items():
-                    part.load_state_dict(state[part_name])
-        if (self.dir / "config.json").exists():
-            with blame(f"{self.dir} is damaged", OSError):
-                self.forget_later_models()
-        git = f"git -C {quote(str(Path(__file__).parent))} describe --always --dirty --exclude='*' --abbrev=40"
-        config = {
-            "script": Path(__file__).stem,
-            "args": asdict(self.args),
-            "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
-            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
-            "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
-        }
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
-        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
-
-    def forget_later_models(self):
-        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
-        models = self.dir / "models"
-        steps = [step for step, *_ in self.evaluations]
-        for path in models.glob(f"*{STATE}"):
-            if path.stem.isdigit() and int(path.stem) not in steps:
-                path.unlink()
-        (models / f"best{STATE}").unlink(missing_ok=True)
-        if self.evaluations:
-            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
-            weights = (models / f"{best}{STATE}").read_bytes()
-            write_file(models / f"best{STATE}", lambda file: file.write(weights))
+        self.begun = time.monotonic()
+        checkpoint = self.dir / f"checkpoint{SUFFIX}"
+        if checkpoint.exists():  # else the run is new, or was killed before its first checkpoint
+            if not args.resume:
+                raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+            state = read_parts(checkpoint, self.parts)["run"]
+            self.step, seconds, self.episodes, self.metrics, self.evaluations = state
+            self.checkpoint_step = self.step
+            self.begun -= seconds
+        if args.capture_video:  # fail now, not at the first evaluation
+            make_envs(args, 1, video=self.dir / "videos").close()
+        here = Path(__file__).parent
+        git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
+        config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
+        chosen = [f"{key}={getattr(args, key)}" for key in tuned_settings(args)]
+        print(f"{args.env_id} -> {self.dir}, from step {self.step};", *chosen)
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
-        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
-
-        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
-        """
-        if not self.envs_are_new:
-            self.envs.close()
-            self.envs = make_envs(self.args, self.envs.num_envs)
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step)."""
+        self.envs.close()  # a reset with a seed is not enough: Box2D's environments keep traces of earlier episodes
+        self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
         self.check_finite(observation=obs)
         self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
-        self.envs_are_new = False
-        self.restarts = False
         return self.envs, obs, rng
 
-    def count(self, next_obs, rewards, ended, reset_rows):
-        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
-        self.step += len(rewards) - int(reset_rows.sum())
-        self.check_finite(observation=next_obs, reward=rewards)
-        self.totals += rewards
-        if ended.any():
-            self.episodes += [(self.step, total) for total in self.totals[ended].tolist()]
-            self.totals[ended] = 0
+    def count(self, obs, rewards, ended, reset_rows):
+        """Count a step of all environments, arrays (N, …), or a rollout, (T, N, …). UserError on NaN or infinity."""
+        self.check_finite(observation=obs, reward=rewards)
+        rewards, ended, reset_rows = np.atleast_2d(rewards, ended, reset_rows)
+        for t in range(len(rewards)):
+            self.step += rewards.shape[1] - int(reset_rows[t].sum())
+            self.totals += rewards[t]
+            for n in np.flatnonzero(ended[t]):
+                self.episodes.append((self.step, float(self.totals[n])))
+                self.totals[n] = 0
 
     def check_finite(self, **values):
         """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
         for name, value in values.items():
             if not np.isfinite(value).all():
-                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
+                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
 
     def log(self, **figures):
         """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
         for name, value in figures.items():
             self.figures.setdefault(name, []).append(value)
 
-    def write_what_is_due(self):
-        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
-        self.seconds = time.time() - self.begun
-        self.bar.update(self.step - self.last_step)
-        evaluation = self.passed(self.eval_every) or self.is_finished()
-        checkpoint = self.passed(self.checkpoint_every)
-        row = evaluation or checkpoint or self.passed(self.log_every)
-        if row:
-            self.write_row()
-        if evaluation:
-            self.write_evaluation()
-        if row and time.time() - self.drawn > 30:  # and at the end: `finish`
-            self.draw_curve()
-        if checkpoint or self.is_finished():
-            self.write_checkpoint()
-        self.last_step = self.step
-
-    def passed(self, every):
-        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
-        return self.step // max(1, every) > self.last_step // max(1, every)
-
     def is_finished(self):
-        """Whether all steps are taken, or the return that --stop-at-return asks for is reached."""
-        goal = self.args.stop_at_return
-        if self.step >= self.args.total_timesteps:
-            return True
-        if goal is None:
-            return False
-        if self.explores:
-            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
-        return len(self.episodes) >= 100 and self.mean_return() >= goal
+        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
+        enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
+        return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
 
-    def mean_return(self):
-        """Mean return of the last 100 training episodes; NaN before the first."""
-        recent = [total for _, total in self.episodes[-100:]]
-        return sum(recent) / len(recent) if recent else math.nan
-
-    def write_row(self):
-        """Append a row to metrics.csv: the counters, and the means of FIGURES since the last row."""
-        row = {"step": self.step, "seconds": self.seconds, "sps": self.step / self.seconds}
-        row |= {"return_mean": self.mean_return(), "episodes": len(self.episodes)}
-        means = {name: sum(map(float, values)) / len(values) for name, values in self.figures.items()}
-        self.check_finite(**means)
-        self.figures = {}
-        row |= {name: means.get(name, math.nan) for name in FIGURES}
-        path = self.dir / "metrics.csv"
-        with blame(f"cannot write {path}", OSError), path.open("a") as file:
-            if file.tell() == 0:
-                file.write(",".join(row) + "\n")
-            file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
-        self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
+    def write_what_is_due(self):
+        """An evaluation and a checkpoint after as many steps as args say, at most 200 rows of metrics.csv more."""
+        self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
+        self.bar.update(self.step - self.bar.n)
+        last = self.metrics["step"][-1] if self.metrics["step"] else 0
+        is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
+        evaluation_is_due = is_due(self.eval_every)
+        checkpoint_is_due = is_due(self.checkpoint_every)
+        if evaluation_is_due or checkpoint_is_due or is_due(self.args.total_timesteps / 200):
+            mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
+            sps = self.step / (time.monotonic() - self.begun)
+            row = {"sps": sps, "return_mean": mean, "episodes": len(self.episodes)}
+            row |= {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
+            self.add_row("metrics.csv", self.metrics, row)
+            self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
+            self.figures = {}
+        if evaluation_is_due:
+            self.write_evaluation()
+        if checkpoint_is_due or self.is_finished():  # an evaluation may just have reached stop_at_return
+            self.write_checkpoint()
+        if checkpoint_is_due and not self.is_finished():
+            self.draw_curve()
+        if evaluation_is_due and self.args.capture_video:  # last: should it fail, the checkpoint is written
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
 
     def write_evaluation(self):
-        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
-        seed = self.args.seed + EVALUATION
-        episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, seed)
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
+        seed = self.args.seed + 10_000  # other first states than in training
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
         self.check_finite(evaluation=mean)
-        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
-        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
-        weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
-        for name in [self.step, "best"] if best else [self.step]:
-            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
-        rows = ["step,seconds,return_mean,return_std,episodes"]
-        rows += [f"{step}," + ",".join(f"{x:.8g}" for x in figures) for step, *figures in self.evaluations]
-        write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
-        if self.args.capture_video:
-            evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
+        is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
+        for name in [self.step, "best"] if is_best else [self.step]:
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
+        row = {"return_mean": mean, "return_std": std, "episodes": self.args.eval_episodes}
+        self.add_row("evaluations.csv", self.evaluations, row)
+
+    def add_row(self, name, table, row):
+        """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
+        row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
+        for column in row:
+            table.setdefault(column, [math.nan] * len(table["step"]))
+        for column in table:
+            table[column].append(row.get(column, math.nan))
+        rows = np.transpose(list(table.values()))
+        head = {"header": ",".join(table), "comments": ""}
+        write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
 
     def write_checkpoint(self):
-        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
-        metrics = (self.dir / "metrics.csv").read_text()
-        intervals = self.eval_every, self.checkpoint_every
-        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics, intervals
-        state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
-        state |= {name: part.state_dict() for name, part in self.parts.items()}
-        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
-        self.restarts = True
+        """Write the checkpoint, from which training begins anew, whether or not the run is killed."""
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
+        write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
+        self.checkpoint_step = self.step
 
     def draw_curve(self):
-        """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, CURVE's figures."""
+        """Write learning_curve.png: returns of episodes, their running mean and evaluations; below, CURVE's figures."""
         from matplotlib.figure import Figure  # slow to import
 
-        metrics = np.genfromtxt(self.dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
         figure = Figure(figsize=(9, 7), layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
-        top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
-        top.plot(metrics["step"], metrics["return_mean"], color="midnightblue", label="mean of the last 100")
-        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
-        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
-        top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
-        for name in CURVE:
-            bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 100
-        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
-        bottom.xaxis.set_major_formatter("{x:,.0f}")
-        for axis in (top, bottom):
-            axis.legend()
-            axis.grid(alpha=0.3)
-        write_file(self.dir / "learning_curve.png", lambda file: figure.savefig(file, dpi=120, format="png"))
-        self.drawn = time.time()
+        axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
+        top, steps = axes["returns"], self.metrics["step"]
+        top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
+        recent = f"mean of the last {min(100, len(self.episodes))} episodes"
+        top.plot(steps, self.metrics["return_mean"], color="midnightblue", label=recent)
+        evaluated_at, _, means, stds, _ = self.evaluations.values()
+        top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        largest = max([abs(total) for _, total in self.episodes], default=0)
+        if means and largest > 100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+            top.set_yscale("symlog", linthresh=10)
+        top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
+        top.legend()
+        for name, title in CURVE.items():
+            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            axes[name].set(title=title, xlabel="environment steps")
+            axes[name].locator_params(axis="x", nbins=4)
+        write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Write summary.json, print the last two lines, return the summary."""
-        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
-            self.write_evaluation()
+        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
         self.draw_curve()
         self.bar.close()
         self.envs.close()
-        _, _, mean, std, episodes = self.evaluations[-1]
-        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
-        summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
+        summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
+        summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
-        print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
+        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
     """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
-    args = None
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
-            train(args)
+            command = ["python", sys.argv[0], "--evaluate", train(args)["run_dir"], "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(command)}")
             return
-        agent = load_agent(args)
-        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
+        agent = load(args.evaluate, args.model, *sys.argv[1:])
+        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
-        if args.capture_video:
-            check_film(args)
-            evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
-        if args.render:
-            evaluate(agent, args, 1, seed, render=True)
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if args.render or film:
+            evaluate(agent, args, 1, seed, args.render, film)
+        if film:
+            print(f"film: {film}")
     except UserError as error:
-        tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        folder = getattr(args, "folder", None)  # a run has begun
-        saved = folder and Path(folder, f"checkpoint{STATE}").exists()
-        how = "; to go on" if saved else " before its first checkpoint; to begin anew"
-        tqdm.write(f"stopped{how}: --resume {folder}" if folder else "stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
 
 
 if __name__ == "__main__":

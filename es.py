@@ -14,7 +14,7 @@ did well:
     theta <- theta + alpha / (N sigma) sum_i F_i eps_i,   candidate i: theta + sigma eps_i    (arXiv 1703.03864, alg. 1)
 
 The noise comes in antithetic pairs, eps and -eps, and from seeds that all processes share (alg. 2): none need send it.
-All candidates act together: one batched matrix product per step, over one environment per candidate.
+All candidates act together: one batched product per layer and step, over one environment per candidate.
 
     python es.py                                            # CartPole-v1, a few seconds
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
@@ -25,24 +25,22 @@ The story ends at "# ===== helpers"; the code below it makes environments, conne
 draws the curve.
 """
 
-import atexit
-import copy
 import importlib
 import json
 import math
 import os
 import pkgutil
-import platform
 import re
+import shlex
+import subprocess
 import sys
 import time
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from io import StringIO
+from itertools import pairwise
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
 import gymnasium as gym
@@ -58,6 +56,21 @@ from tqdm import tqdm
 class Args:
     """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
+    # algorithm
+    population_size: int = 128  # candidates of a generation: half as many directions of noise, each with both signs
+    episodes_per_candidate: int = 1  # a candidate's fitness is its mean return over these
+    num_generations: int | None = None  # generations to train for, if total_timesteps is not reached before
+    sigma: float = 0.1  # standard deviation of the noise
+    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns are turned into
+    elite: float = 1.0  # share of the candidates, the best, from which theta learns
+    optimizer: Literal["adam", "ascent"] = "adam"  # ascent: theta moves by learning rate x gradient
+    learning_rate: float = 0.05  # alpha
+    weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
+    ars: bool = False  # augmented random search: a linear policy, plain ascent and more, see ARS below
+    top_directions: int | None = None  # ARS: the paper's b, at most population_size / 2; None: all of them
+    action_noise: float = 0.0  # Discrete: temperature actions are drawn at; Box: deviation of noise on the outputs
+    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
+    normalize_obs: bool = False  # normalise observations by the mean and deviation of all that candidates have seen
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -65,7 +78,6 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 1_000_000  # environment steps of all candidates together to train for
-    num_generations: int | None = None  # generations to train for, if that is shorter
     stop_at_return: float | None = None  # stop once an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -79,83 +91,49 @@ class Args:
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
-    # algorithm
-    population_size: int = 128  # candidates of a generation: half as many directions of noise, each with both signs
-    episodes_per_candidate: int = 1  # a candidate's fitness is its mean return over these
-    sigma: float = 0.1  # standard deviation of the noise
-    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns are turned into
-    elite: float = 1.0  # share of the candidates, the best, from which theta learns
-    optimizer: Literal["adam", "ascent"] = "adam"  # ascent: theta moves by learning rate x gradient
-    learning_rate: float = 0.05  # alpha
-    weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
-    ars: bool = False  # augmented random search: a linear policy, plain ascent and more, see ARS below
-    top_directions: int | None = None  # ARS: the paper's b, at most population_size / 2; None: all of them
-    action_noise: float = 0.0  # Discrete: temperature actions are drawn at; Box: deviation of noise on the outputs
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
-    normalize_obs: bool = False  # normalise observations by the mean and deviation of all that candidates have seen
 
 
 # --------------------------------------------------------------------------------------------------------- policy
-
-
-def layer(module, gain=2**0.5):
-    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
-    nn.init.orthogonal_(module.weight, gain)
-    nn.init.zeros_(module.bias)
-    return module
-
-
-def mlp(inputs, hidden_sizes, outputs, gain):
-    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
-    layers = []
-    for size in hidden_sizes:
-        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
-        inputs = size
-    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
-
-
 class Policy(nn.Module):
-    """A deterministic policy: an MLP with tanh, or without hidden layers one linear layer.
+    """A deterministic policy: linear layers with tanh between them, or without hidden layers a single one.
 
     All its weights and biases are one vector, theta, of D numbers. Discrete actions are the argmax of the outputs, Box
-    actions the outputs squashed into the bounds, if there are any, by tanh. It acts in NumPy: torch spends more on each
-    call than on the arithmetic.
+    actions the outputs squashed into the bounds, if there are any, by tanh.
     """
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
         self.action_space = action_space
-        inputs = math.prod(observation_space.shape)
         self.discrete = isinstance(action_space, spaces.Discrete)
+        inputs = math.prod(observation_space.shape)
         outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
         self.sizes = [inputs, *args.hidden_sizes, outputs]
-        network = mlp(inputs, args.hidden_sizes, outputs, gain=0.0)  # outputs of theta itself are 0: the noise decides
-        self.theta = nn.Parameter(nn.utils.parameters_to_vector(network.parameters()).detach(), requires_grad=False)
+        self.theta = nn.Parameter(first_theta(self.sizes), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
 
     def layers(self, parameters):
         """Cut theta (D,), or many of its kind (B, D), into [(weights (…, outputs, inputs), biases (…, outputs))]."""
         layers = []
         first = 0
-        for inputs, outputs in zip(self.sizes, self.sizes[1:]):
+        for inputs, outputs in pairwise(self.sizes):
             weights = parameters[..., first : first + outputs * inputs]
             first += outputs * inputs
             biases = parameters[..., first : first + outputs]
             first += outputs
-            layers.append((weights.reshape(*weights.shape[:-1], outputs, inputs), biases))
+            layers.append((weights.unflatten(-1, (outputs, inputs)), biases))
         return layers
 
     def features(self, obs):
-        """Observations (B, …) as vectors (B, inputs), normalised if that is asked for."""
-        obs = np.asarray(obs, np.float32).reshape(len(obs), -1)
-        return obs if self.obs_stats is None else self.obs_stats.normalize(obs)
+        """NumPy observations (B, …) as vectors (B, inputs), normalised if that is asked for."""
+        obs = torch.from_numpy(obs).float().reshape(len(obs), -1)
+        return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def to_env(self, outputs):
         """Outputs (B, O) as actions that the environment takes: in the space's bounds, shape and type."""
         space = self.action_space
         if self.discrete:
-            return (outputs.argmax(1) + space.start).astype(space.dtype)
-        actions = outputs.reshape(-1, *space.shape)
+            return (outputs.argmax(1).numpy() + space.start).astype(space.dtype)
+        actions = outputs.numpy().reshape(-1, *space.shape)
         if space.is_bounded():
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
             actions = low + (high - low) * (np.tanh(actions) + 1) / 2
@@ -166,21 +144,23 @@ class Policy(nn.Module):
 
     def act(self, obs):
         """What theta does: NumPy observations (B, …) -> actions as the environment takes them."""
-        return self.to_env(forward(self.layers(self.theta.numpy()), self.features(obs)))
+        return self.to_env(forward(self.layers(self.theta), self.features(obs)))
 
 
 def forward(layers, x):
-    """Outputs (B, O) for x (B, inputs). Layers of one policy serve all rows; layers of B policies serve a row each."""
+    """Outputs (B, O) for x (B, inputs). Layers of one policy serve all rows; layers of B policies serve a row each.
+
+    Products and sums, written out: of a matrix product the last bits would depend on where the weights lie in memory,
+    and so on the number of processes.
+    """
     for i, (weights, biases) in enumerate(layers):
         if i > 0:
-            x = np.tanh(x)
-        x = np.matvec(weights, x) + biases
+            x = x.tanh()
+        x = torch.linalg.vecdot(weights, x.unsqueeze(-2)) + biases
     return x
 
 
 # ---------------------------------------------------------------------------------------------- evolution strategy
-
-
 def draw_seeds(args, generation):
     """(seeds of the noise (N / 2,), seeds of the episodes (episodes_per_candidate, N / 2)) of a generation."""
     pairs = args.population_size // 2
@@ -215,10 +195,6 @@ def shape_fitness(returns, fitness="centered-rank", elite=1.0):
     """Fitnesses (N,) of returns (N,): centred ranks, standardised, or raw.
 
     With an elite, all fitnesses up to that of the best candidate outside it become 0, and the others count from there.
-
-    (Natural evolution strategies, arXiv 1106.4487, section 3.1, have other utilities: for the k-th best
-    max(0, log(N/2 + 1) - log k), scaled to sum 1, less 1/N. Such a constant matters nothing here: it cancels between
-    eps and -eps.)
     """
     fitnesses = returns
     if fitness == "centered-rank":
@@ -268,51 +244,48 @@ def move_theta(policy, optimizer, returns, noise, args):
             fitnesses = shape_fitness(returns, args.fitness, args.elite)
             estimate = es_gradient(fitnesses, noise, args.sigma)
         gradient = torch.from_numpy(estimate).float()
-        ascent = gradient - args.weight_decay * policy.theta
-        if args.optimizer == "adam":
-            policy.theta.grad = -ascent  # Adam descends
-            optimizer.step()
-        else:
-            policy.theta += args.learning_rate * ascent
+        policy.theta.grad = gradient
+        optimizer.step()  # uphill, and with weight decay: see make_optimizer
     return {
-        "gradient_norm": gradient.norm(),
-        "update_norm": (policy.theta - before).norm(),
-        "weight_norm": policy.theta.norm(),
+        "gradient_norm": gradient.norm().item(),
+        "update_norm": (policy.theta - before).norm().item(),
+        "weight_norm": policy.theta.norm().item(),
     }
 
 
 # -------------------------------------------------------------------------------------------------------- playing
+@torch.inference_mode()  # as no_grad, but faster
+def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
+    """Play an episode with each of n candidates (n, D), side by side, one environment for each; advance run.step.
 
-
-def play_candidates(policy, candidates, slots, seeds, rng, args, run):
-    """Play an episode with each of n candidates (n, D), side by side; `run` counts the steps.
-
-    Returns (returns (n,), sums for ObservationStats (n, 3, inputs)). `slots` are the environments of this process, one
-    for each candidate; `slots.candidates` and `slots.pairs` say which of the population and of its pairs these are.
-    Steps after a candidate's episode has ended do not count. `seeds`, one for each pair of the population, fix the
-    states that episodes begin from; `rng` draws the action noise.
+    Returns (returns (n,), steps (n,), sums for ObservationStats (n, 3, inputs)). `numbers` (n,) say which of the
+    population these are. `seeds`, one for each pair of the population, fix the first states and the action noise.
+    Steps after a candidate's episode has ended do not count.
     """
     layers = policy.layers(candidates)
-    obs = slots.begin_episode(seeds)  # where possible, the two of a pair begin alike
+    rng = np.random.default_rng(seeds)
+    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # where possible, the two of a pair begin alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
+    steps = np.zeros(len(candidates), int)
     seen = np.zeros((len(candidates), 3, policy.sizes[0]))
     playing = np.ones(len(candidates), bool)
-    for _ in range(episode_limit(args, slots.envs.spec)):
+    for _ in range(args.max_episode_steps or 27_000):  # as in `evaluate`
         if policy.obs_stats is not None:
             seen[playing] += sums_of(obs[playing])
         outputs = forward(layers, policy.features(obs))
         if args.action_noise > 0:
             action_noise = draw_action_noise(policy, rng, args)  # for all N: every process draws the same
-            outputs = outputs + action_noise[slots.candidates]
-        obs, rewards, terminated, truncated, _ = slots.envs.step(policy.to_env(outputs))
-        run.step += int(playing.sum())
+            outputs = outputs + action_noise[numbers]
+        obs, rewards, terminated, truncated, _ = envs.step(policy.to_env(outputs))
+        run.step += np.count_nonzero(playing)
         run.check_finite(observation=obs, reward=rewards)
+        steps += playing
         returns += rewards * playing
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
-    return returns, seen
+    return returns, steps, seen
 
 
 def draw_action_noise(policy, rng, args):
@@ -322,74 +295,79 @@ def draw_action_noise(policy, rng, args):
     """
     shape = (args.population_size, policy.sizes[-1])
     noise = rng.gumbel(size=shape) if policy.discrete else rng.standard_normal(shape)
-    return args.action_noise * noise
+    return torch.as_tensor(args.action_noise * noise, dtype=torch.float32)
 
 
-def play_generation(policy, noise, episode_seeds, slots, args, run):
-    """Play all candidates: (mean return of each (N,), sums for ObservationStats (3, inputs)); `run` counts the steps.
+def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
+    """Play all candidates: (mean return of each (N,), sums for ObservationStats (3, inputs)); advances run.step.
 
-    Each process plays the candidates of its slots, and hears from the others what became of theirs.
+    This process plays those with the given numbers, and hears from the others what became of theirs.
     """
     first_step = run.step
-    candidates = make_candidates(policy.theta.numpy(), noise[slots.pairs], args.sigma)
-    returns = np.zeros(len(candidates))
-    seen = 0.0  # kept apart for each candidate: the sum is then the same for any number of processes
-    for episode, seeds in enumerate(episode_seeds):
-        rng = np.random.default_rng([args.seed, run.generation(), episode])
-        episode_returns, episode_seen = play_candidates(policy, candidates, slots, seeds, rng, args, run)
-        returns = returns + episode_returns / len(episode_seeds)
-        seen = seen + episode_seen
-    # run.step has counted this process only. One part from each process, in the order of candidates:
-    parts = exchange({"returns": returns, "seen": seen, "steps": run.step - first_step})
-    run.step = first_step + sum(part["steps"] for part in parts)  # those of all processes
-    all_returns = np.concatenate([part["returns"] for part in parts])
-    all_seen = np.concatenate([part["seen"] for part in parts])
+    pairs = numbers[::2] // 2
+    candidates = torch.from_numpy(make_candidates(policy.theta.numpy(), noise[pairs], args.sigma))
+    all_returns = np.zeros(args.population_size)
+    all_steps = np.zeros(args.population_size, int)
+    all_seen = np.zeros((args.population_size, 3, policy.sizes[0]))
+    for seeds in episode_seeds:
+        returns, steps, seen = play_candidates(policy, candidates, numbers, envs, seeds, args, run)
+        all_returns[numbers] += returns / len(episode_seeds)
+        all_steps[numbers] += steps
+        all_seen[numbers] += seen
+    for theirs, returns, steps, seen in exchange((numbers, all_returns, all_steps, all_seen)):
+        all_returns[theirs] = returns[theirs]
+        all_steps[theirs] = steps[theirs]
+        all_seen[theirs] = seen[theirs]  # added only here: the sum is then the same for any number of processes
+    run.step = first_step + int(all_steps.sum())  # it had counted those of this process
     return all_returns, all_seen.sum(0)
 
 
 # ------------------------------------------------------------------------------------------------------- training
-
-
 def train(args):
-    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input.
+    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input.
 
-    Under torchrun all processes do the same, from the same seeds, but for the candidates that they play; only the first
-    evaluates, writes and returns figures.
+    Under torchrun all processes do the same, from the same seeds, but for the candidates that they play. Only the first
+    one writes and speaks.
     """
-    join_processes()
-    check_args(args)
-    check_population(args)
-    envs = make_envs(args, 2 * len(pairs_of_this_process(args)))
+    numbers = candidates_of_this_process(args)
+    envs = make_envs(args, len(numbers))
     policy = make_agent(args, envs)
-    optimizer = Adam([policy.theta], lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
+    optimizer = make_optimizer(args, policy)
     run = make_run(args, policy, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
-            envs, _, _ = run.new_envs()  # the first time: those made above
-            slots = Slots(envs, args)
-        noise_seeds, episode_seeds = draw_seeds(args, run.generation())  # generations played so far
+        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+            envs, _, _ = run.new_envs()
+        generation = len(run.episodes) // args.population_size  # as many have been played
+        noise_seeds, episode_seeds = draw_seeds(args, generation)
 
         noise = draw_noise(noise_seeds, len(policy.theta))
-        returns, seen = play_generation(policy, noise, episode_seeds, slots, args, run)
+        returns, seen = play_generation(policy, noise, episode_seeds, numbers, envs, args, run)  # advances run.step
         figures = move_theta(policy, optimizer, returns, noise, args)
         if policy.obs_stats is not None:  # only now: all candidates of a generation see by the same numbers
             policy.obs_stats.add(seen)
 
+        run.check_finite(length_of_theta=figures["weight_norm"])
         run.episodes += [(run.step, value) for value in returns.tolist()]  # N more: one generation more
-        run.log(generation=run.generation(), population_mean=returns.mean())
-        run.log(return_std=returns.std(), return_max=returns.max(), **figures)
+        run.log(population_mean=returns.mean(), return_std=returns.std(), return_max=returns.max(), **figures)
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
 
-# ===== helpers: settings, statistics, Adam, environments, processes ===================================================
+# ===== helpers: settings, parts of the policy, environments, processes ================================================
 
-RANGES = {"population_size": (2, 1e5), "episodes_per_candidate": (1, 1e6), "num_generations": (1, 1e15)}
-RANGES |= {"sigma": (1e-6, 1e15), "elite": (0.01, 1), "top_directions": (1, 1e5), "hidden_sizes": (1, 1e5)}
-# The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
-FIGURES = "generation population_mean return_std return_max gradient_norm update_norm weight_norm".split()
-CURVE = ["gradient_norm", "update_norm"]
+LEAST_1 = "total_timesteps max_episode_steps eval_episodes episodes_per_candidate num_generations hidden_sizes".split()
+RANGES = dict.fromkeys([*LEAST_1, "top_directions"], (1, 1e15))
+RANGES |= {"population_size": (2, 1e5), "sigma": (1e-6, 1e15), "elite": (0.01, 1)}
+RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
+CURVE = {"return_std": "how far candidates differ", "gradient_norm": "length of the gradient",
+         "update_norm": "length of theta's step"}  # panels of the curve  # fmt: skip
+EXPLORES = True  # training episodes are those of candidates, theta with noise: only an evaluation says how good it is
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
+SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+write_state = torch.save
+read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
 # Settings that learn, per environment; what the user gives wins. (The generation that reaches the total is the last.)
 ARS = {"ars": True, "hidden_sizes": (), "optimizer": "ascent", "learning_rate": 0.02, "sigma": 0.03,
@@ -414,18 +392,14 @@ def method_settings(args):
 tuned_settings = method_settings  # as the run section calls it
 
 
-def check_population(args):
-    """UserError if the population does not divide into pairs and processes, or if options are at odds."""
-    if args.env_id.startswith("ALE/"):  # before a hundred of them are made
-        raise UserError("es.py needs vectors (ppo.py takes images)")
-    N = args.population_size
-    _, processes = process()
-    if N % 2 or N < 2 * processes:
-        raise UserError(f"population_size {N} does not divide into pairs, at least one for each process ({processes})")
-    if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
-        raise UserError("ars weighs returns in its own way: leave out fitness and elite")
-    if args.top_directions is not None and (not args.ars or args.top_directions > N // 2):
-        raise UserError(f"top_directions needs ars, and must be at most half of population_size {N}")
+def first_theta(sizes):
+    """Orthogonal weights, scaled by sqrt(2), and zero biases, as one vector; those of the last layer are all 0."""
+    parts = []
+    for inputs, outputs in pairwise(sizes):
+        weights = nn.init.orthogonal_(torch.empty(outputs, inputs), 2**0.5)
+        parts += [weights.flatten(), torch.zeros(outputs)]
+    parts[-2].zero_()  # so all outputs of theta itself are 0, and the noise decides
+    return torch.cat(parts)
 
 
 def sums_of(obs):
@@ -445,278 +419,35 @@ class ObservationStats(nn.Module):
         """Add the sums (3, size) of further observations."""
         self.sums += torch.from_numpy(sums)
 
-    def normalize(self, x):
+    def forward(self, x):
         """Normalise (B, size), clip to ±10; as long as nothing has been seen, only clip."""
-        count, total, squares = self.sums.numpy()
+        count, total, squares = self.sums
         if count[0] > 0:
             mean = total / count
             variance = squares / count - mean**2
-            x = (x - mean) / np.sqrt(np.maximum(variance, 1e-8))
-        return np.clip(x, -10, 10).astype(np.float32)
+            x = ((x - mean) / variance.clamp(min=1e-8).sqrt()).float()
+        return x.clamp(-10, 10)
 
 
-class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1), with the interface and the numbers of torch.optim.Adam.
-
-    Importing torch.optim takes a second, and its step on many small tensors three times as long as this one on one
-    vector, of which all parameters are made views.
-    """
-
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
-        self.parameters = list(parameters)
-        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps}]
-        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
-        self.m = torch.zeros_like(self.flat)
-        self.v = torch.zeros_like(self.flat)
-        self.t = 0
-        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
-            p.data = part.view_as(p)
-
-    def zero_grad(self):
-        """Forget all gradients."""
-        for p in self.parameters:
-            p.grad = None
-
-    @torch.no_grad()
-    def step(self):
-        """Move the parameters against their gradients."""
-        lr = self.param_groups[0]["lr"]
-        beta1, beta2 = self.param_groups[0]["betas"]
-        eps = self.param_groups[0]["eps"]
-        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
-        self.t += 1
-        self.m.lerp_(gradient, 1 - beta1)
-        self.v.lerp_(gradient**2, 1 - beta2)
-        denominator = self.v.sqrt() / math.sqrt(1 - beta2**self.t) + eps
-        self.flat.addcdiv_(self.m, denominator, value=-lr / (1 - beta1**self.t))
-
-    def state_dict(self):
-        """Moments and number of steps, for a checkpoint."""
-        return {"m": self.m, "v": self.v, "t": self.t}
-
-    def load_state_dict(self, state):
-        """Copy what state_dict returned."""
-        self.m.copy_(state["m"])
-        self.v.copy_(state["v"])
-        self.t = state["t"]
+def make_optimizer(args, policy):
+    """Adam, or plain ascent. Both climb along theta.grad, of which they first subtract weight_decay x theta."""
+    settings = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "maximize": True, "fused": True}
+    if args.optimizer == "ascent":
+        return torch.optim.SGD([policy.theta], **settings)
+    return torch.optim.Adam([policy.theta], eps=1e-5, **settings)
 
 
-class ReturnLimit(gym.Wrapper):
+class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
     """Truncate an episode once its return reaches `limit`."""
 
     def __init__(self, env, limit):
         super().__init__(env)
         self.limit = limit
 
-    def reset(self, **kwargs):
-        """Begin an episode, whose return is 0 so far."""
-        self.total = 0.0
-        return self.env.reset(**kwargs)
-
     def step(self, action):
         """As the environment's, truncated at the limit."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.total += float(reward)
-        return obs, reward, terminated, truncated or self.total >= self.limit, info
-
-
-class MiniGridView(gym.ObservationWrapper):
-    """The image alone of a MiniGrid observation, one-hot and flat: object, colour and state of each cell."""
-
-    SIZES = (11, 6, 4)  # MiniGrid's numbers of objects, colours and states
-
-    def __init__(self, env):
-        super().__init__(env)
-        height, width, channels = env.observation_space["image"].shape
-        if channels != len(self.SIZES):
-            raise UserError(f"the images of {env} are not MiniGrid's own: leave out the wrapper that changes them")
-        self.observation_space = spaces.Box(0, 1, (height * width * sum(self.SIZES),), np.float32)
-
-    def observation(self, observation):
-        """A vector of zeros and ones for the Dict of MiniGrid."""
-        image = observation["image"]
-        if (image >= self.SIZES).any():
-            raise UserError("an image holds no objects, colours and states: leave out the wrapper that changes it")
-        one_hot = [np.eye(size, dtype=np.float32)[image[..., i]] for i, size in enumerate(self.SIZES)]
-        return np.concatenate(one_hot, axis=-1).ravel()
-
-
-PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
-
-
-def import_plugin(env_id):
-    """Import the package that registers env_id, if it is one of PLUGINS. UserError if it is not installed."""
-    for prefix, package in PLUGINS.items():
-        if env_id.startswith(prefix):
-            with blame(f"{env_id} needs another package: pip install {package.replace('_', '-')}", ImportError):
-                importlib.import_module(package)
-
-
-def find_wrapper(path):
-    """The wrapper that a dotted path names; a name without a dot is that of a class in this script."""
-    if path in globals():
-        return globals()[path]
-    with blame(f"there is no wrapper {path}", ImportError, AttributeError, ValueError):
-        return pkgutil.resolve_name(path)
-
-
-def episode_limit(args, spec=None):
-    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
-    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
-    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
-
-
-def make_vector_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset.
-
-    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
-    UserError, saying what to do, if it cannot be made.
-    """
-    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
-    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
-        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
-    import_plugin(args.env_id)
-    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
-        kwargs = dict(**json.loads(args.env_kwargs))
-        frames = int(kwargs.get("frameskip", 4)) * episode_limit(args) if atari else None
-    if "max_episode_steps" in kwargs:
-        raise UserError("the steps of an episode are limited by --max-episode-steps, not by --env-kwargs")
-    if atari:
-        kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
-    elif args.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = args.max_episode_steps
-    if render_mode:
-        kwargs["render_mode"] = render_mode
-    wrappers = [find_wrapper(path) for path in args.wrappers]
-    if args.env_id.startswith(("MiniGrid", "BabyAI")):
-        wrappers.append(lambda env: MiniGridView(env) if isinstance(env.observation_space, spaces.Dict) else env)
-    if args.max_episode_return is not None:
-        wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
-    what = f"cannot make {args.env_id}"
-    expected = [gym.error.Error, ImportError]
-    if args.wrappers or args.env_kwargs != "{}":  # whatever goes wrong now may be due to them
-        what += f" with env_kwargs {args.env_kwargs} and wrappers {' '.join(args.wrappers) or 'none'}"
-        expected = [Exception]
-    if render_mode:
-        what += f" with render_mode {render_mode}"
-        expected += [TypeError]
-    with blame(what, *expected):
-        mode = "sync" if wrappers or render_mode else None
-        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
-    if not getattr(envs.unwrapped, "copy", False):  # its next step may overwrite the observations that it has returned
-        envs = gym.wrappers.vector.TransformObservation(envs, copy.deepcopy)
-    return envs
-
-
-def make_envs(args, num_envs, render_mode=None):
-    """As make_vector_envs, but with Boxes for observations: others, and single numbers, are flattened."""
-    envs = make_vector_envs(args, num_envs, render_mode)
-    space = envs.single_observation_space
-    is_array = isinstance(space, spaces.Box) and space.shape != ()
-    if not is_array and space.is_np_flattenable:  # a Sequence or Graph is not
-        check_memory(f"the observations of {args.env_id}", 100 * num_envs * spaces.flatdim(space))
-        envs = gym.wrappers.vector.FlattenObservation(envs)  # Discrete observations become one-hot
-    return envs
-
-
-WRAPPER_MODULES = ("gymnasium.wrappers.", "minigrid.wrappers.", "pettingzoo.utils.wrappers.")
-
-
-def untrusted(args, given):
-    """The flag without which a file may not ask for `args`, or ""; `given` are those of the command line.
-
-    Trusted are registered ids, wrappers that this script or a library's wrapper module defines, and arguments without
-    paths: all else may execute what a stranger has written.
-    """
-    if args.env_id != given.env_id:
-        import_plugin(args.env_id)
-        if args.env_id not in gym.registry:
-            return f"--env-id {args.env_id}"
-    if args.wrappers != given.wrappers:
-        for path in args.wrappers:
-            if path not in globals() and not path.startswith(WRAPPER_MODULES):
-                return f"--wrappers {' '.join(args.wrappers)}"
-            wrapper = find_wrapper(path)
-            defined_in = f"{getattr(wrapper, '__module__', '')}."
-            is_wrapper = isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)
-            if not is_wrapper or not defined_in.startswith((f"{__name__}.", *WRAPPER_MODULES)):
-                return f"--wrappers {' '.join(args.wrappers)}"
-    words = re.findall(r'"([^"]*)"', args.env_kwargs)
-    plain = "\\" not in args.env_kwargs and all(re.fullmatch(r"[\w -]*", word) for word in words)
-    if args.env_kwargs != given.env_kwargs and not plain:
-        return f"--env-kwargs '{args.env_kwargs}'"
-    return ""
-
-
-def check_film(args):
-    """UserError if no video of this environment can be made: better now than at the first evaluation."""
-    with blame("--capture-video needs another package: pip install moviepy", ImportError):
-        importlib.import_module("moviepy")
-    if not args.env_id.startswith("ALE/"):
-        with blame(f"--capture-video: {args.env_id} cannot be rendered", AssertionError, NotImplementedError):
-            envs = make_envs(args, 1, "rgb_array")
-            envs.reset(seed=args.seed)
-            pictures = envs.render()
-        envs.close()
-        if not pictures or np.ndim(pictures[0]) != 3:
-            raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
-
-
-def write_video(path, frames, fps):
-    """Write an mp4 of frames, each (height, width, 3)."""
-    from moviepy import ImageSequenceClip  # slow to import
-
-    path = Path(path)
-    check_no_link(path.parent)
-    with blame(f"cannot write {path}", OSError):
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # it may be a link to somewhere else
-        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
-
-
-STATE = ".pt"  # how the names of checkpoints and models end
-
-
-def write_state(state, file):
-    """Write a dict of tensors, numbers and text to an open file."""
-    torch.save(state, file)
-
-
-def read_state(path):
-    """What write_state wrote, on the CPU. Nothing in the file is executed."""
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def check_memory(what, size):
-    """UserError if this machine has no `size` bytes of memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise UserError(f"{what} would need {size / 1e9:,.0f} GB of memory; there are {memory / 1e9:.0f}")
-
-
-def make_policy(args, envs):
-    """An untrained Policy for these environments. UserError if the script cannot handle a space."""
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if not isinstance(action_space, spaces.Discrete | spaces.Box) or math.prod(action_space.shape) == 0:
-        raise UserError(f"{args.env_id} has {action_space}; es.py needs Discrete or Box actions (ppo.py takes others)")
-    size = math.prod(obs_space.shape) if isinstance(obs_space, spaces.Box) else 0
-    if size == 0 or (obs_space.dtype == np.uint8 and size > 1_000):
-        raise UserError(f"{args.env_id} has observations {obs_space}; es.py needs vectors (ppo.py takes images)")
-    outputs = int(action_space.n) if isinstance(action_space, spaces.Discrete) else math.prod(action_space.shape)
-    sizes = [size, *args.hidden_sizes, outputs]
-    weights = sum((inputs + 1) * outputs for inputs, outputs in zip(sizes, sizes[1:]))
-    check_memory("the population", 16 * weights * args.population_size)  # candidates, noise and copies of them
-    if args.evaluate and process()[1] > 1:
-        raise UserError("--evaluate takes one process: python es.py, without torchrun")
-    torch.manual_seed(args.seed)
-    agent = Policy(obs_space, action_space, args)
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
-
-
-make_agent = make_policy  # as the run section calls it
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
 
 
 class OneEpisode(gym.Wrapper):
@@ -741,32 +472,76 @@ class OneEpisode(gym.Wrapper):
         return self.obs, reward, terminated, truncated, info
 
 
-class Slots:
-    """The environments in which this process plays its candidates, one for each."""
+def is_native(envs):
+    """Whether it is a vector environment of its own kind (CartPole's), which plays all slots at once."""
+    return not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
 
-    def __init__(self, envs, args):
-        self.pairs = pairs_of_this_process(args)
-        self.candidates = np.arange(2 * self.pairs[0], 2 * self.pairs[-1] + 2)
-        self.envs = envs
-        self.native = not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
-        if not self.native:
-            envs.unwrapped.envs = [OneEpisode(env) for env in envs.unwrapped.envs]
-        elif len(self.candidates) < args.population_size:
-            self.envs = ShareOfSlots(envs, make_envs(args, args.population_size), self.candidates)
 
-    def begin_episode(self, seeds):
-        """Begin an episode in every slot; the first observations. Each of the `seeds` (N / 2,) is for a pair.
+def make_slots(args, num_envs, render=False, video=None):
+    """A vector environment whose observations are Boxes, in a window or filmed in a folder. UserError if it fails.
 
-        The two of a pair start alike; but a native vector environment takes one seed only, for all of its slots.
-        """
-        seed = int(seeds[0]) if self.native else seeds[self.pairs].repeat(2).tolist()
-        obs, _ = self.envs.reset(seed=seed)
-        return obs
+    Each environment plays OneEpisode, but for those of a native one.
+    """
+    package = "minigrid" if args.env_id.startswith(("MiniGrid", "BabyAI")) else "gymnasium"
+    try:
+        importlib.import_module(package)  # registers its environments
+        kwargs = dict(**json.loads(args.env_kwargs))
+        paths = args.wrappers or (ONE_HOT if package == "minigrid" else ())
+        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in paths]
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        if args.max_episode_return is not None:
+            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
+        if render or video:
+            kwargs["render_mode"] = "rgb_array" if video else "human"
+        if video:
+            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    if not is_native(envs):
+        envs.unwrapped.envs = [OneEpisode(env) for env in envs.unwrapped.envs]
+    is_box = isinstance(envs.single_observation_space, spaces.Box)
+    return envs if is_box else gym.wrappers.vector.FlattenObservation(envs)
+
+
+make_envs = make_slots  # as the run section calls it
+
+
+def begin_episode(envs, seeds):
+    """The first observations of an episode in every slot; each of the seeds is for a pair, whose two start alike.
+
+    But a native vector environment takes one seed only, for all of its slots.
+    """
+    obs, _ = envs.reset(seed=int(seeds[0]) if is_native(envs) else seeds.repeat(2).tolist())
+    return obs
+
+
+def make_policy(args, envs):
+    """An untrained Policy for these environments. UserError if it cannot handle a space, or if options are at odds."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not isinstance(action_space, spaces.Discrete | spaces.Box):
+        raise UserError(f"{args.env_id} has {action_space}; es.py needs Discrete or Box actions (ppo.py takes others)")
+    if not isinstance(obs_space, spaces.Box) or (obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000):
+        raise UserError(f"{args.env_id} has observations {obs_space}; es.py needs vectors (ppo.py takes images)")
+    if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
+        raise UserError("ars weighs returns in its own way: leave out fitness and elite")
+    if args.top_directions is not None and (not args.ars or args.top_directions > args.population_size // 2):
+        raise UserError(f"top_directions needs ars, and must be at most half of population_size {args.population_size}")
+    torch.set_num_threads(1)  # small matrices are slower on more than one
+    torch.manual_seed(args.seed)
+    policy = Policy(obs_space, action_space, args)
+    policy.args = args  # for evaluate(agent, agent.args) in a notebook
+    return policy
+
+
+make_agent = make_policy  # as the run section calls it
 
 
 # What follows is all that several processes need. torchrun starts them, every one with the same flags.
-
-
 def process():
     """(number of this process, how many there are): (0, 1) unless torchrun has started several."""
     if not distributed.is_initialized():
@@ -774,575 +549,367 @@ def process():
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def pairs_of_this_process(args):
-    """Which of the N / 2 pairs of candidates this process plays: they are spread evenly."""
-    rank, processes = process()
-    return np.array_split(np.arange(args.population_size // 2), processes)[rank]
-
-
-class ShareOfSlots(gym.vector.VectorWrapper):
-    """The slots of this process in a native vector environment, `envs`, with one for each of its candidates.
-
-    Such an environment draws the first states of all its slots from one seed. So that they do not depend on the number
-    of processes, `all_envs`, with a slot for each candidate of all processes, draws them; `envs` takes over its own.
-    """
-
-    def __init__(self, envs, all_envs, candidates):
-        super().__init__(envs)
-        self.all_envs = all_envs
-        self.candidates = candidates
-        if type(envs.unwrapped).__name__ != "CartPoleVectorEnv":  # of which it is known that `state` is all it draws
-            raise UserError(f"{envs.spec.id}: its vector version cannot be spread over processes; use one")
-
-    def reset(self, *, seed=None, options=None):
-        """Begin an episode in every slot."""
-        all_obs, infos = self.all_envs.reset(seed=seed, options=options)
-        self.env.reset()
-        self.env.unwrapped.state = self.all_envs.unwrapped.state[:, self.candidates]
-        return all_obs[self.candidates], infos
-
-
 def join_processes():
-    """Connect the processes, if torchrun has started them. From now on only the first one speaks.
+    """Connect the processes, if torchrun has started them. All but the first are silent, and wait for it to begin.
 
-    What the others have to say on stderr is kept until their end, and then told to the first: see `leave_processes`.
+    So only the first one complains of flags, or of a folder that cannot be written: it ends, and with it the others.
     """
-    if not distributed.is_torchelastic_launched() or distributed.is_initialized():
-        return
-    distributed.init_process_group("gloo")
-    if distributed.get_rank() > 0:
-        sys.stdout = open(os.devnull, "w")
-        sys.stderr = StringIO()
-    atexit.register(leave_processes)
-
-
-def tell_all(has_ended, value):
-    """[(has_ended, value)] of every process, in every process: all that they tell each other goes through here."""
-    said = [None] * distributed.get_world_size()
-    distributed.all_gather_object(said, (has_ended, value))
-    return said
+    if distributed.is_torchelastic_launched():
+        distributed.init_process_group("gloo")
+        if distributed.get_rank() > 0:
+            sys.stdout = open(os.devnull, "w")
+            exchange("waiting")
 
 
 def exchange(value):
-    """[value] of every process, in every process. UserError, with its last words, if one of them has ended."""
+    """[value] of every process, in every process. If one of them has ended, which says why, this one ends as well."""
     if not distributed.is_initialized():
         return [value]
-    said = tell_all(False, value)
-    for has_ended, words in said:
-        if has_ended:
-            raise UserError(words or "another process has ended")
-    return [value for _, value in said]
+    values = [None] * distributed.get_world_size()
+    try:
+        distributed.all_gather_object(values, value)
+    except RuntimeError:
+        sys.exit()
+    return values
 
 
-def leave_processes():
-    """At the end of a process, good or bad: stay until all have come to theirs, and say so to those that go on."""
-    words = sys.stderr.getvalue().strip() if isinstance(sys.stderr, StringIO) else ""
-    words = words.removeprefix(f"{sys.argv[0]}: ")
-    with suppress(RuntimeError):  # a process that was killed says nothing
-        while not all(has_ended for has_ended, _ in tell_all(True, words)):
-            pass
-    distributed.destroy_process_group()
+def candidates_of_this_process(args):
+    """The numbers of the candidates that this process plays: whole pairs, spread evenly. UserError if there are none.
+
+    A native vector environment, which draws the first states of all its slots from one seed, is played whole by every
+    process.
+    """
+    N = args.population_size
+    rank, processes = process()
+    if N % 2 or N < 2 * processes:
+        raise UserError(f"population_size {N} does not divide into pairs, at least one for each process ({processes})")
+    native = is_native(make_envs(args, 1))
+    pairs = np.arange(N // 2) if native else np.array_split(np.arange(N // 2), processes)[rank]
+    return np.arange(2 * pairs[0], 2 * pairs[-1] + 2)
 
 
 def make_run(args, policy, envs, **parts):
-    """The Run of this process. Only the first evaluates and writes; the others hear from it how the run stands."""
-    first = process()[0] == 0
+    """The Run of this process, which num_generations ends as well. All have the same; only the first one writes."""
+    last = (args.num_generations or math.inf) * args.population_size
 
-    class SharedRun(Run):
-        """A Run that all processes share, and that --num-generations ends as well."""
-
-        def generation(self):
-            """How many generations have been played."""
-            return len(self.episodes) // self.args.population_size
-
+    class PopulationRun(Run):
         def is_finished(self):
-            """As of every Run; or if all generations are played."""
-            last = self.args.num_generations
-            return super().is_finished() or (last is not None and self.generation() >= last)
+            """As of every Run; or if all generations have been played."""
+            return super().is_finished() or len(self.episodes) >= last
 
-        def open_folder(self):
-            """The first process opens the folder; if it goes on from a checkpoint, the others do the same."""
-            if first:
-                super().open_folder()
-            learnt = [self.agent, *self.parts.values()]
-            counters = self.step, self.episodes, self.evaluations
-            counters, states = exchange((counters, [part.state_dict() for part in learnt]))[0]
-            self.step, self.episodes, self.evaluations = counters
-            for part, state in zip(learnt, states):
-                part.load_state_dict(state)
-
-        def write_what_is_due(self):
-            """The first process evaluates and writes; the others hear of the result, which may end the run."""
-            if first:
-                super().write_what_is_due()
-            self.restarts, self.evaluations = exchange((self.restarts, self.evaluations))[0]
-
-        def finish(self):
-            """The summary, in the first process."""
-            return super().finish() if first else {}
-
-    if "num_generations" not in MAY_CHANGE:
-        MAY_CHANGE.append("num_generations")  # when a run is resumed
-    run = SharedRun(replace(args, progress=args.progress and first), policy, envs, explores=True, **parts)
+    if process()[0] > 0:
+        globals().update(write_file=lambda path, write: None)
+        args = replace(args, progress=False, capture_video=False)
+    run = PopulationRun(args, policy, envs, **parts)
     if args.checkpoint_every == 0:  # nothing is dropped at a checkpoint, so they need not be many episodes apart
         run.checkpoint_every = math.ceil(args.total_timesteps / 10)
-    args.folder = run.dir  # for main, should it be interrupted
+    if process()[0] == 0:
+        exchange("begun")
     return run
 
 
 if __name__ == "__main__":
-    join_processes()  # before any flag is read: only the first process may complain of one
+    join_processes()  # before any flag is read
 
 
 # ===== run: the same in every script ==================================================================================
-# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
-# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
-# read_state.
-
-
-class UserError(Exception):
-    """Something the user can fix: shown as one line, with exit code 2."""
-
-
-@contextmanager
-def blame(what, *expected):
-    """Turn an exception of the expected classes into a UserError that begins with `what`."""
-    try:
-        yield
-    except expected as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{what[:500]} ({reason[:300]})") from None
-
-
-COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
-COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
-COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
-NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
-EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
-MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
+# What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
+# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+UserError = gym.error.Error  # so that Gymnasium's own count as well
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
 
 
 def tuned(*flags, **given):
-    """Args from flags or keywords: tuned("--env-id", "Pendulum-v1") or tuned(env_id="Pendulum-v1").
-
-    What is not given comes from the run that is resumed or evaluated, else from `config`, else from TUNED.
-    """
-    flags = [*flags, *as_flags(given)]
-    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
-    if "" in (first.resume, first.evaluate, first.config, first.run_dir):
-        raise UserError("the name of a run folder or config is empty")
+    """Args from flags or keywords; the rest from the run to resume or evaluate, from `config`, or from TUNED."""
+    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    first = replace(tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")]), **given)
     run_dir = first.resume or first.evaluate
-    if run_dir and (first.config or first.run_dir or (first.resume and first.evaluate)):
-        raise UserError("--resume and --evaluate name a run: only one of them, without --run-dir and --config")
     path = f"{run_dir}/config.json" if run_dir else first.config
-    defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
-    return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
-
-
-def as_flags(settings):
-    """A dict of settings as the command-line flags that say the same."""
-    flags = []
-    for name, value in settings.items():
-        if isinstance(value, (list, tuple)):
-            flags += [f"--{name}", *map(str, value)]
-        elif isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
-
-
-def read_config(path, given):
-    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
-    with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-        stored = dict(config["args"])
-        another = f"{path} is of another script ({config.get('script')!r:.50}) or version, or damaged"
-    words = [word for value in stored.values() if isinstance(value, list) for word in value]
-    # No word of a file may become a flag of its own.
-    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
-    lacking = set(vars(Args())) - set(stored) if given.resume or given.evaluate else []  # a run's own lacks nothing
-    if foreign := [name for name in stored if name not in vars(Args())] + flags + sorted(lacking):
-        raise UserError(f"{another}: {foreign[0]!r:.100}")
-    dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
-    complaint = StringIO()
-    try:
-        with redirect_stderr(complaint):  # tyro checks names and types
-            args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
-    except SystemExit:
-        reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
-        raise UserError(f"{another}: {reason[:300]}") from None
-    if flag := untrusted(args, given):
-        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
-    return args
-
-
-def check_args(args):
-    """UserError that names the first argument that is out of its range."""
+    defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
+    args = replace(tyro.cli(Args, args=flags, default=defaults, description=__doc__), **given)
     for name, value in vars(args).items():
-        low, high = (COMMON_RANGES | RANGES).get(name, (0, 1e15))
+        low, high = RANGES.get(name, (0, 1e15))
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not low <= number <= high:
                 raise UserError(f"{name} must lie between {low:g} and {high:g}")
+        if isinstance(value, float) and isinstance(getattr(Args, name), int):  # 1e5 in a notebook
+            setattr(args, name, int(value))
+        if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
+    return args
+
+
+def code_flags(args):
+    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
+    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+        return []
+    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. It may be a stranger's: code that it asks for must be `given` as well."""
+    flags = []
+    try:
+        for name, value in json.loads(Path(path).read_text(encoding="utf-8"))["args"].items():
+            flags += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # tyro's complaint would fill a screen
+            args = tyro.cli(Args, args=flags, config=[tyro.conf.FlagConversionOff], console_outputs=False)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit) as error:
+        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
+    code = code_flags(args)
+    if code and code != code_flags(given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {shlex.join(code)}")
+    return replace(args, **{name: getattr(given, name) for name in ONLY_FLAGS})
+
+
+def load(run_dir, model="best", *flags, **given):
+    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
+    agent = make_agent(args, make_envs(args, 1))
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
+    return agent
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
-
-    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
-    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
-    """
-    atari = args.env_id.startswith("ALE/")
-    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
+    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    frames = []
-    for _ in range(episode_limit(args, envs.spec)):
-        if video:
-            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
+    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns += rewards * playing
+        returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
     envs.close()
-    if video:
-        write_video(video, frames, envs.metadata.get("render_fps", 30))
     return float(returns.mean()), float(returns.std())
 
 
 def write_file(path, write):
     """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with blame(f"cannot write {path}", OSError, RuntimeError):
-        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
-        with temporary.open("xb") as file:
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
             write(file)
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
+        if temporary.exists():
+            temporary.unlink()
+        if isinstance(error, PermissionError) and Path(path).suffix == ".csv":
+            return  # on Windows, while a spreadsheet shows it; the next row writes the whole table again
+        raise UserError(f"cannot write {path}: {error}") from error
 
 
-def check_no_link(folder):
-    """UserError if a part of a run folder is a link: what a run writes stays in its folder."""
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link; a run writes nothing outside its own folder")
-
-
-def read_weights(path, args, agent):
-    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
+def read_parts(path, parts):
+    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
     try:
         state = read_state(path)
-        if state["env_id"] == args.env_id:
-            agent.load_state_dict(state["agent"])
-            return state
-        reason = f"it is of {state['env_id']}"
-    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
-        reason = type(error).__name__
-    raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
-
-
-def load(run_dir, model="best", **given):
-    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
-
-    What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
-    """
-    return load_agent(tuned(evaluate=str(run_dir), model=str(model), **given))
-
-
-def load_agent(args):
-    """The agent that args.evaluate and args.model name."""
-    check_args(args)
-    envs = make_envs(args, 1)
-    agent = make_agent(args, envs)
-    envs.close()
-    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
-    read_weights(Path(args.evaluate, name + STATE), args, agent)
-    return agent
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except Exception as error:  # there is no list of what a damaged or foreign file may raise
+        raise UserError(f"{path} is missing, damaged or of another network: {type(error).__name__}") from error
+    return state
 
 
 class Run:
     """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
 
-    `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
-    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
-    decide whether to stop at a return.
-
-    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
-    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
-    gives the same numbers, bit for bit, as one that was left alone.
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new ones and
+    seeds them from (seed, step); a resumed run does the same. So it gives the same numbers as an unbroken one.
     """
 
-    def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
-        self.args = Args(**asdict(args))  # a copy: nobody else can change it
+    def __init__(self, args, agent, envs, **parts):
+        self.args = args
         self.agent = agent
         self.envs = envs
-        self.parts = parts
-        self.log_every = log_every
-        self.explores = explores
+        self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
         self.step = 0  # environment steps, without reset rows
-        self.seconds = 0.0
+        self.checkpoint_step = 0  # the step of the last checkpoint, from which training begins anew
         self.episodes = []  # (step, return) of each training episode
-        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
+        self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
+        self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
         self.figures = {}  # logged since the last row of metrics.csv
-        self.restarts = True  # whether training begins anew: at first, and after each checkpoint
-        self.envs_are_new = True
-        tenth = math.ceil(args.total_timesteps / 10)
-        longest = min(episode_limit(args, envs.spec), 2_000)
-        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
-        self.eval_every = args.eval_every or tenth
-        self.checkpoint_every = args.checkpoint_every or max(tenth, enough)
-        if args.capture_video:
-            check_film(args)
-        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
-        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
+        self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+        self.checkpoint_every = args.checkpoint_every or max(args.total_timesteps // 10, 10_000 * envs.num_envs)
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
-        args.folder = self.dir  # for main, should it be interrupted
-        self.open_folder()
-        print(f"{args.env_id} -> {self.dir};", *(f"{key}={getattr(args, key)}" for key in tuned_settings(args)))
-        self.begun = time.time() - self.seconds
-        self.drawn = time.time()
-        self.last_step = self.step  # when write_what_is_due was last called
-        bar = {"unit": " steps", "unit_scale": True, "disable": not args.progress}
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
-
-    def open_folder(self):
-        """Make the run folder, or restore its last checkpoint; write config.json."""
-        checkpoint = self.dir / f"checkpoint{STATE}"
-        with blame(f"cannot make {self.dir}", OSError):
-            check_no_link(self.dir / "models")
-            (self.dir / "models").mkdir(parents=True, exist_ok=True)
-        if checkpoint.exists() and not self.args.resume:
-            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
-        if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
-            stored = read_config(self.dir / "config.json", self.args)
-            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
-            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
-            if changed:
-                raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
-        metrics = ""
-        if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
-            state = read_weights(checkpoint, self.args, self.agent)
-            with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
-                step, seconds, episodes, evaluations, metrics, intervals = state["run"]
-                self.step = int(step)
-                self.seconds = float(seconds)
-                self.episodes = [(int(at), float(total)) for at, total in episodes]
-                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
-                eval_every, self.checkpoint_every = map(int, intervals)  # kept, also if there are more steps now
-                self.eval_every = self.args.eval_every or eval_every
-                for part_name, part in self.parts.items():
-                    part.load_state_dict(state[part_name])
-        if (self.dir / "config.json").exists():
-            with blame(f"{self.dir} is damaged", OSError):
-                self.forget_later_models()
-        git = f"git -C {quote(str(Path(__file__).parent))} describe --always --dirty --exclude='*' --abbrev=40"
-        config = {
-            "script": Path(__file__).stem,
-            "args": asdict(self.args),
-            "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
-            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
-            "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
-        }
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
-        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
-
-    def forget_later_models(self):
-        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
-        models = self.dir / "models"
-        steps = [step for step, *_ in self.evaluations]
-        for path in models.glob(f"*{STATE}"):
-            if path.stem.isdigit() and int(path.stem) not in steps:
-                path.unlink()
-        (models / f"best{STATE}").unlink(missing_ok=True)
-        if self.evaluations:
-            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
-            weights = (models / f"{best}{STATE}").read_bytes()
-            write_file(models / f"best{STATE}", lambda file: file.write(weights))
+        self.begun = time.monotonic()
+        checkpoint = self.dir / f"checkpoint{SUFFIX}"
+        if checkpoint.exists():  # else the run is new, or was killed before its first checkpoint
+            if not args.resume:
+                raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+            state = read_parts(checkpoint, self.parts)["run"]
+            self.step, seconds, self.episodes, self.metrics, self.evaluations = state
+            self.checkpoint_step = self.step
+            self.begun -= seconds
+        if args.capture_video:  # fail now, not at the first evaluation
+            make_envs(args, 1, video=self.dir / "videos").close()
+        here = Path(__file__).parent
+        git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
+        config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
+        chosen = [f"{key}={getattr(args, key)}" for key in tuned_settings(args)]
+        print(f"{args.env_id} -> {self.dir}, from step {self.step};", *chosen)
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
-        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
-
-        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
-        """
-        if not self.envs_are_new:
-            self.envs.close()
-            self.envs = make_envs(self.args, self.envs.num_envs)
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step)."""
+        self.envs.close()  # a reset with a seed is not enough: Box2D's environments keep traces of earlier episodes
+        self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
         self.check_finite(observation=obs)
         self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
-        self.envs_are_new = False
-        self.restarts = False
         return self.envs, obs, rng
 
-    def count(self, next_obs, rewards, ended, reset_rows):
-        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
-        self.step += len(rewards) - int(reset_rows.sum())
-        self.check_finite(observation=next_obs, reward=rewards)
-        self.totals += rewards
-        if ended.any():
-            self.episodes += [(self.step, total) for total in self.totals[ended].tolist()]
-            self.totals[ended] = 0
+    def count(self, obs, rewards, ended, reset_rows):
+        """Count a step of all environments, arrays (N, …), or a rollout, (T, N, …). UserError on NaN or infinity."""
+        self.check_finite(observation=obs, reward=rewards)
+        rewards, ended, reset_rows = np.atleast_2d(rewards, ended, reset_rows)
+        for t in range(len(rewards)):
+            self.step += rewards.shape[1] - int(reset_rows[t].sum())
+            self.totals += rewards[t]
+            for n in np.flatnonzero(ended[t]):
+                self.episodes.append((self.step, float(self.totals[n])))
+                self.totals[n] = 0
 
     def check_finite(self, **values):
         """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
         for name, value in values.items():
             if not np.isfinite(value).all():
-                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
+                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
 
     def log(self, **figures):
         """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
         for name, value in figures.items():
             self.figures.setdefault(name, []).append(value)
 
-    def write_what_is_due(self):
-        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
-        self.seconds = time.time() - self.begun
-        self.bar.update(self.step - self.last_step)
-        evaluation = self.passed(self.eval_every) or self.is_finished()
-        checkpoint = self.passed(self.checkpoint_every)
-        row = evaluation or checkpoint or self.passed(self.log_every)
-        if row:
-            self.write_row()
-        if evaluation:
-            self.write_evaluation()
-        if row and time.time() - self.drawn > 30:  # and at the end: `finish`
-            self.draw_curve()
-        if checkpoint or self.is_finished():
-            self.write_checkpoint()
-        self.last_step = self.step
-
-    def passed(self, every):
-        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
-        return self.step // max(1, every) > self.last_step // max(1, every)
-
     def is_finished(self):
-        """Whether all steps are taken, or the return that --stop-at-return asks for is reached."""
-        goal = self.args.stop_at_return
-        if self.step >= self.args.total_timesteps:
-            return True
-        if goal is None:
-            return False
-        if self.explores:
-            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
-        return len(self.episodes) >= 100 and self.mean_return() >= goal
+        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
+        enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
+        return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
 
-    def mean_return(self):
-        """Mean return of the last 100 training episodes; NaN before the first."""
-        recent = [total for _, total in self.episodes[-100:]]
-        return sum(recent) / len(recent) if recent else math.nan
-
-    def write_row(self):
-        """Append a row to metrics.csv: the counters, and the means of FIGURES since the last row."""
-        row = {"step": self.step, "seconds": self.seconds, "sps": self.step / self.seconds}
-        row |= {"return_mean": self.mean_return(), "episodes": len(self.episodes)}
-        means = {name: sum(map(float, values)) / len(values) for name, values in self.figures.items()}
-        self.check_finite(**means)
-        self.figures = {}
-        row |= {name: means.get(name, math.nan) for name in FIGURES}
-        path = self.dir / "metrics.csv"
-        with blame(f"cannot write {path}", OSError), path.open("a") as file:
-            if file.tell() == 0:
-                file.write(",".join(row) + "\n")
-            file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
-        self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
+    def write_what_is_due(self):
+        """An evaluation and a checkpoint after as many steps as args say, at most 200 rows of metrics.csv more."""
+        self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
+        self.bar.update(self.step - self.bar.n)
+        last = self.metrics["step"][-1] if self.metrics["step"] else 0
+        is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
+        evaluation_is_due = is_due(self.eval_every)
+        checkpoint_is_due = is_due(self.checkpoint_every)
+        if evaluation_is_due or checkpoint_is_due or is_due(self.args.total_timesteps / 200):
+            mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
+            sps = self.step / (time.monotonic() - self.begun)
+            row = {"sps": sps, "return_mean": mean, "episodes": len(self.episodes)}
+            row |= {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
+            self.add_row("metrics.csv", self.metrics, row)
+            self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
+            self.figures = {}
+        if evaluation_is_due:
+            self.write_evaluation()
+        if checkpoint_is_due or self.is_finished():  # an evaluation may just have reached stop_at_return
+            self.write_checkpoint()
+        if checkpoint_is_due and not self.is_finished():
+            self.draw_curve()
+        if evaluation_is_due and self.args.capture_video:  # last: should it fail, the checkpoint is written
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
 
     def write_evaluation(self):
-        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
-        seed = self.args.seed + EVALUATION
-        episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, seed)
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
+        seed = self.args.seed + 10_000  # other first states than in training
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
         self.check_finite(evaluation=mean)
-        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
-        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
-        weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
-        for name in [self.step, "best"] if best else [self.step]:
-            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
-        rows = ["step,seconds,return_mean,return_std,episodes"]
-        rows += [f"{step}," + ",".join(f"{x:.8g}" for x in figures) for step, *figures in self.evaluations]
-        write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
-        if self.args.capture_video:
-            evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
+        is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
+        for name in [self.step, "best"] if is_best else [self.step]:
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
+        row = {"return_mean": mean, "return_std": std, "episodes": self.args.eval_episodes}
+        self.add_row("evaluations.csv", self.evaluations, row)
+
+    def add_row(self, name, table, row):
+        """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
+        row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
+        for column in row:
+            table.setdefault(column, [math.nan] * len(table["step"]))
+        for column in table:
+            table[column].append(row.get(column, math.nan))
+        rows = np.transpose(list(table.values()))
+        head = {"header": ",".join(table), "comments": ""}
+        write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
 
     def write_checkpoint(self):
-        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
-        metrics = (self.dir / "metrics.csv").read_text()
-        intervals = self.eval_every, self.checkpoint_every
-        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics, intervals
-        state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
-        state |= {name: part.state_dict() for name, part in self.parts.items()}
-        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
-        self.restarts = True
+        """Write the checkpoint, from which training begins anew, whether or not the run is killed."""
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
+        write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
+        self.checkpoint_step = self.step
 
     def draw_curve(self):
-        """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, CURVE's figures."""
+        """Write learning_curve.png: returns of episodes, their running mean and evaluations; below, CURVE's figures."""
         from matplotlib.figure import Figure  # slow to import
 
-        metrics = np.genfromtxt(self.dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
         figure = Figure(figsize=(9, 7), layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
-        top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
-        top.plot(metrics["step"], metrics["return_mean"], color="midnightblue", label="mean of the last 100")
-        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
-        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
-        top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
-        for name in CURVE:
-            bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 100
-        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
-        bottom.xaxis.set_major_formatter("{x:,.0f}")
-        for axis in (top, bottom):
-            axis.legend()
-            axis.grid(alpha=0.3)
-        write_file(self.dir / "learning_curve.png", lambda file: figure.savefig(file, dpi=120, format="png"))
-        self.drawn = time.time()
+        axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
+        top, steps = axes["returns"], self.metrics["step"]
+        top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
+        recent = f"mean of the last {min(100, len(self.episodes))} episodes"
+        top.plot(steps, self.metrics["return_mean"], color="midnightblue", label=recent)
+        evaluated_at, _, means, stds, _ = self.evaluations.values()
+        top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        largest = max([abs(total) for _, total in self.episodes], default=0)
+        if means and largest > 100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+            top.set_yscale("symlog", linthresh=10)
+        top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
+        top.legend()
+        for name, title in CURVE.items():
+            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            axes[name].set(title=title, xlabel="environment steps")
+            axes[name].locator_params(axis="x", nbins=4)
+        write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Write summary.json, print the last two lines, return the summary."""
-        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
-            self.write_evaluation()
+        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
         self.draw_curve()
         self.bar.close()
         self.envs.close()
-        _, _, mean, std, episodes = self.evaluations[-1]
-        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
-        summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
+        summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
+        summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
-        print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
+        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
     """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
-    args = None
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
-            train(args)
+            command = ["python", sys.argv[0], "--evaluate", train(args)["run_dir"], "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(command)}")
             return
-        agent = load_agent(args)
-        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
+        agent = load(args.evaluate, args.model, *sys.argv[1:])
+        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
-        if args.capture_video:
-            check_film(args)
-            evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
-        if args.render:
-            evaluate(agent, args, 1, seed, render=True)
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if args.render or film:
+            evaluate(agent, args, 1, seed, args.render, film)
+        if film:
+            print(f"film: {film}")
     except UserError as error:
-        tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        folder = getattr(args, "folder", None)  # a run has begun
-        saved = folder and Path(folder, f"checkpoint{STATE}").exists()
-        how = "; to go on" if saved else " before its first checkpoint; to begin anew"
-        tqdm.write(f"stopped{how}: --resume {folder}" if folder else "stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
 
 
 if __name__ == "__main__":

@@ -20,29 +20,25 @@ logits of invalid actions get no gradient. All else is ppo.py: `diff ppo.py ppo_
     python ppo_masked.py --no-mask             # the same, without masks: only rewards tell
     python ppo_masked.py --evaluate runs/DIR   # play what a run has left behind, without training
 
-Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace arXiv 1802.01561.
+Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
-import copy
-import importlib
 import json
 import math
 import os
 import pkgutil
-import platform
 import re
+import shlex
+import subprocess
 import sys
 import time
 from collections import namedtuple
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from io import StringIO
 from pathlib import Path
-from shlex import quote
-from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -57,6 +53,29 @@ from tqdm import tqdm
 class Args:
     """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
 
+    # algorithm
+    no_mask: bool = False  # ablation: all actions count as valid; only rewards tell
+    naive_mask: bool = False  # ablation: pi_old, which plays, has masks; pi, which learns, none
+    learning_rate: float = 3e-4  # Adam's learning rate
+    anneal_lr: bool = True  # lower the learning rate linearly to zero
+    num_envs: int = 8  # environments played side by side
+    num_steps: int = 128  # steps of each environment per rollout
+    num_minibatches: int = 4  # parts of a rollout, one gradient step each
+    update_epochs: int = 4  # passes over a rollout
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
+    norm_adv: bool = True  # normalise advantages over each minibatch
+    clip_coef: float = 0.2  # eps of the clipped objective
+    clip_vloss: bool = False  # clip the value loss as well
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
+    ent_coef: float = 0.01  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    target_kl: float | None = None  # no more epochs once the KL divergence in an epoch's last minibatch exceeds this
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
+    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
+    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards; reported returns are always true ones
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -78,35 +97,6 @@ class Args:
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
-    # algorithm
-    no_mask: bool = False  # ablation: all actions count as valid; only rewards tell
-    naive_mask: bool = False  # ablation: pi_old, which plays, has masks; pi, which learns, none
-    estimator: Annotated[  # of advantages; vanilla: discounted return minus value. --buffer is an older name
-        Literal["gae", "vtrace", "vanilla"], tyro.conf.arg(aliases=["--buffer"])
-    ] = "gae"
-    learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = True  # lower the learning rate linearly to zero
-    num_envs: int = 8  # environments played side by side
-    num_steps: int = 128  # steps of each environment per rollout
-    num_minibatches: int = 4  # parts of a rollout, one gradient step each
-    update_epochs: int = 4  # passes over a rollout
-    gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
-    rho_clip: float = 1.0  # V-trace: bound of the ratio that weighs temporal differences
-    c_clip: float = 1.0  # V-trace: bound of the ratio that carries them back in time
-    norm_adv: bool = True  # normalise advantages over each minibatch
-    clip_coef: float = 0.2  # eps of the clipped objective
-    clip_vloss: bool = False  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # no more epochs once the KL divergence of an epoch's last minibatch exceeds this
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
-    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards; reported returns are always true ones
-    compile: bool = False  # compile the loss: faster, after half a minute
 
 
 # ---------------------------------------------------------------------------------------------------------- masks
@@ -119,8 +109,7 @@ class MaskedCategorical:
 
     `logits` and `mask` (…, sum of `sizes`) of the factors stand side by side. Without `sizes` there is one factor, and
     actions are (…) instead of (…, factors). Without `mask` all is valid. ValueError if a mask holds a NaN, or leaves a
-    factor without a valid choice. Masked logits get a gradient of exactly zero. `sample` and `mode` are for your own
-    loops: MaskedAgent draws with NumPy, which is faster.
+    factor without a valid choice. Masked logits get a gradient of exactly zero.
     """
 
     def __init__(self, logits, mask=None, sizes=None):
@@ -130,15 +119,14 @@ class MaskedCategorical:
         if mask is None:
             mask = torch.ones_like(logits, dtype=torch.bool)
         mask = torch.as_tensor(mask, device=logits.device)
-        if not torch.compiler.is_compiling():  # compiled code cannot raise; masks were checked when acting
-            check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), sizes)
+        check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), sizes)
         mask = mask.bool()
         logits = torch.where(mask, logits, -torch.inf)
         self.log_probs = [factor.log_softmax(-1) for factor in logits.split(sizes, -1)]
         self.masks = mask.split(sizes, -1)
 
     def sample(self, generator=None):
-        """Random actions, from torch's global generator unless another is given."""
+        """Random actions, from torch's global generator unless another is given. (MaskedAgent has its own `sample`.)"""
         draws = []
         for log_probs in self.log_probs:
             probs = log_probs.exp()
@@ -172,8 +160,6 @@ class MaskedCategorical:
 
 
 # ------------------------------------------------------------------------------------------------------- networks
-
-
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
     nn.init.orthogonal_(module.weight, gain)
@@ -191,11 +177,11 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 
 
 class MaskedAgent(nn.Module):
-    """Actor and critic, each a Network: an MLP for vectors, discrete numbers or a dict of such entries.
+    """Actor and critic, two MLPs, for vectors, discrete numbers or Dicts of such entries.
 
-    A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of
-    two categories for each bit. Everywhere but in the environment, actions are (B, factors). MaskedEnvs put each
-    observation and its mask into one row, which `split` takes apart again: the networks never see masks.
+    An action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
+    categories for each bit. Everywhere but in the environment, actions are (B, factors), and observations (B, features)
+    hold all entries side by side, where a discrete number is one feature.
     """
 
     def __init__(self, entries, action_space, args, device="cpu"):
@@ -204,77 +190,50 @@ class MaskedAgent(nn.Module):
         self.entries = entries  # spaces of the entries of a Dict observation; else one, called "observation"
         self.action_space = action_space
         self.sizes = output_sizes(action_space)  # categories of each factor
+        inputs = sum(spaces.flatdim(space) for space in entries.values())  # with one-hot vectors for discrete numbers
         critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
         # The actor's small gain makes the first policy nearly uniform.
-        self.actor = Network(entries, args.hidden_sizes, sum(self.sizes), gain=0.01)
-        self.critic = Network(entries, critic_sizes, 1, gain=1.0)
+        self.actor = mlp(inputs, args.hidden_sizes, sum(self.sizes), gain=0.01)
+        self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
+        for network in (self.actor, self.critic):
+            network[0] = LinearOnEntries(network[0], entries)
+        self.feature_space = spaces.Box(-np.inf, np.inf, (sum(self.actor[0].features),))
         self.to(device)
         # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
-    def parts(self, obs):
-        """A list of the entries of an observation."""
-        return [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
-
-    def value(self, obs):
-        """The critic's values (B,) of observations (B, …), a tensor or a dict of them."""
-        return self.critic(self.parts(obs)).squeeze(1)
-
     def forward(self, obs, actions, masks=None):
         """(log-probs, entropies, values), each (B,), of actions (B, factors) that were chosen under masks (B, choices).
 
-        obs (B, …) is a tensor or a dict of them. Without masks every action is valid.
+        Without masks every action is valid.
         """
-        parts = self.parts(obs)
-        pi = MaskedCategorical(self.actor(parts), masks, self.sizes)
-        return pi.log_prob(actions), pi.entropy(), self.critic(parts).squeeze(1)
+        pi = MaskedCategorical(self.actor(obs), masks, self.sizes)
+        return pi.log_prob(actions), pi.entropy(), self.critic(obs).squeeze(1)
+
+    def draw_noise(self, rng, num_steps, num_envs):
+        """Noise (num_steps, num_envs, choices) by which `sample` draws from the policy; `rng` is a NumPy generator."""
+        noise = rng.gumbel(size=(num_steps, num_envs, sum(self.sizes)))
+        return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
 
     @torch.no_grad()
-    def policy_output(self, obs):
-        """Logits (B, choices), a NumPy array, for a NumPy array of observations, or a dict of them."""
-        parts = [torch.as_tensor(part, device=self.device) for part in self.parts(obs)]
-        return forward_in_numpy(self.actor.rest, self.actor.first_hidden(parts))  # self.actor(parts), but faster
+    def sample(self, obs, masks, noise):
+        """Valid actions (B, factors) for NumPy arrays of observations and masks, by noise (B, choices).
 
-    def masked_logits(self, obs, masks):
-        """Those logits, but minus infinity for invalid choices. ValueError if a factor has no valid one."""
-        check_masks(masks, self.sizes)
-        return np.where(masks, self.policy_output(obs), -np.inf)
-
-    def sample(self, obs, masks, rng):
-        """Valid actions (B, factors) for NumPy observations and masks, drawn with the NumPy generator `rng`."""
-        logits = self.masked_logits(obs, masks)
-        # The Gumbel-max trick: the argmax of logits + Gumbel noise is a draw from their softmax.
-        return self.argmax_of_factors(logits + rng.gumbel(size=logits.shape))
-
-    def mode(self, obs, masks):
-        """The likeliest valid actions (B, factors) for NumPy observations and masks."""
-        return self.argmax_of_factors(self.masked_logits(obs, masks))
-
-    def argmax_of_factors(self, logits):
-        """The category with the largest logit in each factor, (B, factors)."""
-        categories = []
-        first = 0
-        for size in self.sizes:
-            categories.append(logits[:, first : first + size].argmax(1))
-            first += size
-        return np.array(categories).T
+        The argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick). With noise 0 the
+        actions are the likeliest ones.
+        """
+        noisy_logits = self.actor(obs) + noise
+        return MaskedCategorical(noisy_logits, masks, self.sizes).mode().cpu().numpy()
 
     def split(self, obs_and_masks):
-        """Rows of MaskedEnvs, entry | … | masks -> (observations as the buffers take them, masks as booleans)."""
+        """(observations, masks as booleans) of the rows of MaskedEnvs, where both stand side by side."""
         choices = sum(self.sizes)
-        masks = obs_and_masks[:, -choices:].astype(bool)
-        obs = {}
-        first = 0
-        for name, space in self.entries.items():
-            size = math.prod(space.shape)
-            obs[name] = obs_and_masks[:, first : first + size].reshape(-1, *space.shape)
-            first += size
-        return (obs["observation"] if list(obs) == ["observation"] else obs), masks
+        return obs_and_masks[:, :-choices], obs_and_masks[:, -choices:].astype(bool)
 
     def act(self, obs_and_masks):
         """What the deterministic policy does, as the environment takes it: evaluations call this."""
         obs, masks = self.split(obs_and_masks)
-        return self.to_env(self.mode(obs, masks))
+        return self.to_env(self.sample(obs, masks, noise=0))
 
     def to_env(self, actions):
         """Actions (B, factors) as the environment takes them: in the space's shape and type."""
@@ -283,26 +242,10 @@ class MaskedAgent(nn.Module):
         return (actions + getattr(space, "start", 0)).astype(space.dtype)  # the space may begin at another number
 
 
-# -------------------------------------------------------------------------------------------- returns and buffers
+# --------------------------------------------------------------------------------------------- returns and buffer
 # All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
 # termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
 # later episodes never count. If both flags are set, terminated wins.
-
-
-def compute_returns(rewards, next_values, terminated, truncated, gamma):
-    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}.
-
-    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a termination, 0 does.
-    """
-    next_values = next_values * ~terminated
-    ends = terminated | truncated
-    returns = torch.empty_like(rewards)
-    next_return = next_values[-1]
-    for t in reversed(range(len(rewards))):
-        next_return = torch.where(ends[t], next_values[t], next_return)
-        returns[t] = rewards[t] + gamma * next_return
-        next_return = returns[t]
-    return returns
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -320,30 +263,8 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-def compute_vtrace(rewards, values, next_values, terminated, truncated, log_ratios, gamma, rho_clip=1.0, c_clip=1.0):
-    """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu, where pi is the policy now, mu played.
-
-    v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
-    rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
-    Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}.
-    """
-    next_values = next_values * ~terminated
-    continues = ~(terminated | truncated)
-    rho = log_ratios.exp().clamp(max=rho_clip)
-    c = log_ratios.exp().clamp(max=c_clip)
-    deltas = rewards + gamma * next_values - values
-    advantages = torch.empty_like(rewards)
-    targets = torch.empty_like(rewards)
-    correction = torch.zeros_like(rewards[0])  # v_t - V_t
-    for t in reversed(range(len(rewards))):
-        next_correction = continues[t] * correction
-        advantages[t] = rho[t] * (deltas[t] + gamma * next_correction)
-        correction = rho[t] * deltas[t] + gamma * c[t] * next_correction
-        targets[t] = values[t] + correction
-    return advantages, targets
-
-
-# Flat tensors (B, …) of the same rows; observations may be a dict of them. old_…: under pi_old.
+# Flat tensors (B, …) of the same rows; observations may be a dict of them. The loss compares the present log-probs and
+# values with the old ones, those of the agent that played.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
@@ -361,9 +282,7 @@ class MaskableRolloutBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between; the value of s2 counts if row 1 was truncated.
-
-    The mask of a reset row counts for nothing: MaskedEnvs and `add` call all valid there.
+    whether or not an episode ended in between. Its mask counts for nothing: MaskedEnvs and `add` call all valid there.
     """
 
     samples = MaskableRolloutBufferSamples
@@ -419,115 +338,72 @@ class MaskableRolloutBuffer:
     @torch.no_grad()
     def log_probs_and_values(self, agent):
         """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now."""
-        obs = torch.as_tensor(self.obs, device=agent.device)
-        actions = torch.as_tensor(self.actions, device=agent.device)
-        masks = torch.as_tensor(self.action_masks, device=agent.device)
-        T, N, choices = masks.shape
-        size = max(1, 2**22 // (N * choices))  # steps at a time: a row may have 50,000 logits
+        T, N, choices = self.action_masks.shape
+        rows = [torch.as_tensor(x, device=agent.device) for x in (self.obs[:-1], self.actions, self.action_masks)]
         log_probs = []
         values = []
-        for steps in torch.arange(T).split(size):
-            step_obs = self.observations(obs[steps].flatten(0, 1))
-            log_prob, _, value = agent(step_obs, actions[steps].flatten(0, 1), masks[steps].flatten(0, 1))
+        size = 1 + 2**22 // choices  # rows at a time: one may have 50,000 logits
+        for obs, actions, masks in zip(*[field.flatten(0, 1).split(size) for field in rows]):
+            log_prob, _, value = agent(self.observations(obs), actions, masks)
             log_probs.append(log_prob)
             values.append(value)
-        values.append(agent.value(self.observations(obs[-1])))
+        last_obs = self.observations(torch.as_tensor(self.obs[-1], device=agent.device))
+        values.append(agent.critic(last_obs).squeeze(1))
         return torch.cat(log_probs).view(T, N), torch.cat(values).view(T + 1, N)
 
-    def compute_advantages(self, log_probs, values, mu_log_probs, args):
-        """Set advantages, returns, old_log_probs and old_values, each (T, N), for the minibatches.
+    def compute_advantages(self, log_probs, values, args):
+        """Set advantages and returns, (T, N), and what else minibatches hold.
 
-        log_probs (T, N) and values (T + 1, N) are those of the agent now, pi_old; mu_log_probs (T, N) of mu, which
-        played. Only V-trace uses mu: rho corrects from mu to pi_old, the loss's ratio from pi_old to pi. So nothing
-        counts twice, but pi_old is renewed in each epoch, and with it the clip range and the KL of --target-kl.
+        log_probs (T, N) and values (T + 1, N) are those of the agent that has just played.
         """
+        self.played = torch.as_tensor(~self.reset_rows, device=values.device)
+        self.old_log_probs = log_probs
+        self.old_values = values[:-1]
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
         truncated = torch.as_tensor(self.truncated, device=values.device)
-        self.old_log_probs = log_probs
-        self.old_values = values[:-1]
         steps = rewards, values[:-1], values[1:], terminated, truncated
-        if args.estimator == "gae":
-            self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
-        elif args.estimator == "vtrace":
-            log_ratios = log_probs - mu_log_probs
-            self.advantages, self.returns = compute_vtrace(*steps, log_ratios, args.gamma, args.rho_clip, args.c_clip)
-        else:
-            self.returns = compute_returns(rewards, values[1:], terminated, truncated, args.gamma)
-            self.advantages = self.returns - values[:-1]
+        self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
 
     def minibatches(self, num_minibatches, rng):
-        """Yield samples, in random order, which together hold every row but the reset rows once.
-
-        There are num_minibatches of them, equal in size up to one row, or fewer if fewer rows than that were played.
-        """
-        order = rng.permutation(np.argwhere(~self.reset_rows))
+        """Yield samples that together hold every row but the reset rows once, in random order."""
+        order = rng.permutation(np.flatnonzero(~self.reset_rows))
         for rows in np.array_split(order, num_minibatches):
-            if len(rows) > 0:
+            if len(rows) > 0:  # reset rows may have left fewer rows than minibatches
                 yield self.take(rows)
 
     def get(self, batch_size=None, rng=None):
-        """Yield samples of `batch_size` rows (None: of all), in random order; the last ones may have fewer rows.
+        """The same for loops of your own: `batch_size` rows (None: all) at a time, fewer in the end.
 
-        The order is drawn with the NumPy generator `rng`, or else with one of the buffer's own. `train` takes
-        `minibatches`; this is for loops of your own.
+        Without a NumPy generator `rng` the buffer takes one of its own.
         """
-        order = (rng or self.rng).permutation(np.argwhere(~self.reset_rows))
+        order = (rng or self.rng).permutation(np.flatnonzero(~self.reset_rows))
         size = batch_size or max(1, len(order))
         for first in range(0, len(order), size):
             yield self.take(order[first : first + size])
 
     def take(self, rows):
-        """The samples of these rows (B, 2): pairs of a step and an environment."""
-        steps, envs = rows.T
-        device = self.returns.device
+        """The samples of these rows, counted step by step: row t * N + n is that of step t in environment n."""
+        steps, envs = np.divmod(rows, self.rewards.shape[1])
+        as_tensor = partial(torch.as_tensor, device=self.returns.device)
         return self.samples(
-            self.observations(torch.as_tensor(self.obs[steps, envs], device=device)),
-            torch.as_tensor(self.actions[steps, envs], device=device),
-            self.old_values[steps, envs],
-            self.old_log_probs[steps, envs],
-            self.advantages[steps, envs],
-            self.returns[steps, envs],
-            torch.as_tensor(self.action_masks[steps, envs], device=device),
+            observations=self.observations(as_tensor(self.obs[steps, envs])),
+            actions=as_tensor(self.actions[steps, envs]),
+            old_values=self.old_values[steps, envs],
+            old_log_prob=self.old_log_probs[steps, envs],
+            advantages=self.advantages[steps, envs],
+            returns=self.returns[steps, envs],
+            action_masks=as_tensor(self.action_masks[steps, envs]),
         )
 
     def explained_variance(self):
         """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
-        played = torch.as_tensor(~self.reset_rows, device=self.returns.device)
-        if not played.any():
-            return torch.zeros(())
-        returns = self.returns[played]
-        errors = returns - self.old_values[played]
+        returns = self.returns[self.played]
+        errors = returns - self.old_values[self.played]
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
-    """The same for Dict observations: kept side by side in one array of float32, given as dicts of tensors."""
-
-    samples = MaskableDictRolloutBufferSamples
-
-    def __init__(self, num_steps, num_envs, observation_space, action_space):
-        self.shapes = {name: space.shape for name, space in observation_space.spaces.items()}
-        self.widths = [math.prod(shape) for shape in self.shapes.values()]
-        flat_space = spaces.Box(-np.inf, np.inf, (sum(self.widths),))
-        super().__init__(num_steps, num_envs, flat_space, action_space)
-
-    def set_obs(self, t, obs):
-        """Set the observations of row t, a dict of arrays (N, …)."""
-        columns = [np.reshape(obs[name], (len(obs[name]), -1)) for name in self.shapes]
-        self.obs[t] = np.concatenate(columns, axis=1)
-
-    def observations(self, obs):
-        """Stored observations (B, …), a tensor, as the agent takes them: a dict of tensors."""
-        entries = {}
-        for name, columns in zip(self.shapes, obs.split(self.widths, dim=1)):
-            entries[name] = columns.reshape(-1, *self.shapes[name])
-        return entries
-
-
 # --------------------------------------------------------------------------------------------------------- losses
-
-
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated (arXiv 1707.06347, eq. 7); log_ratios (B,) = log pi - log pi_old."""
     ratios = log_ratios.exp()
@@ -550,7 +426,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(pi_old || pi) from samples of pi_old: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    """KL(mu || pi) from actions of mu, r = pi/mu: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -579,53 +455,45 @@ def masked_ppo_loss(agent, batch, args):
 
 
 # ------------------------------------------------------------------------------------------------------- training
-
-
 def train(args):
-    """Train with `args`; return the final figures, which summary.json holds as well. UserError on bad input."""
-    check_args(args)
-    envs = make_envs(args, args.num_envs)  # their observations hold the masks
-    check_rollout(args, envs)
+    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
-    optimizer = Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)  # below; same results as torch.optim.Adam
-    loss_function = torch.compile(masked_ppo_loss) if args.compile else masked_ppo_loss
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     print(f"action masks come from {envs.source}")
     run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.restarts:  # at the start, and after each checkpoint, which holds no episodes: all begin anew
-            envs, obs_and_masks, rng = run.new_envs()  # the first time: those made above
-            reset_rows = np.zeros(args.num_envs, bool)  # whether the next step only resets an environment
-            buffer = make_masked_buffer(args, agent)
+        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+            envs, obs_and_masks, rng = run.new_envs()
+            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
         for t in range(args.num_steps):
             obs, masks = agent.split(obs_and_masks)
-            actions = agent.sample(obs, masks, rng)
+            actions = agent.sample(obs, masks, noise[t])
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-            buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
-            # advances run.step; not for reset rows
-            run.count(obs_and_masks, rewards, terminated | truncated, reset_rows)
-            reset_rows = terminated | truncated
+            buffer.add(t, obs, actions, rewards, terminated, truncated, ended, masks)
+            ended = terminated | truncated
         last_obs, _ = agent.split(obs_and_masks)
         buffer.set_obs(args.num_steps, last_obs)
+        ends = buffer.terminated | buffer.truncated
+        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step; not for reset rows
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
         log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: no weight has changed
-        mu_log_probs = log_probs  # mu: the policy that has just played
-        buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+        buffer.compute_advantages(log_probs, values, args)
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
 
-        for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu: work out rho anew
-                log_probs, values = buffer.log_probs_and_values(agent)
-                buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+        for _ in range(args.update_epochs):
             for batch in buffer.minibatches(args.num_minibatches, rng):
-                loss, figures = loss_function(agent, batch, args)
+                loss, figures = masked_ppo_loss(agent, batch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -638,23 +506,24 @@ def train(args):
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, Adam, environments with masks ========================================
+# ===== helpers: settings, parts of the networks, environments =========================================================
 
-RANGES = {"num_steps": (1, 1e9), "num_minibatches": (1, 1e9), "update_epochs": (1, 1e9), "gamma": (0, 1)}
-RANGES |= {"gae_lambda": (0, 1), "hidden_sizes": (1, 1e5), "critic_hidden_sizes": (1, 1e5)}
-# The columns of metrics.csv that are this script's own, and those of them that the learning curve shows as well.
-FIGURES = "learning_rate loss policy_loss value_loss entropy approx_kl clip_fraction explained_variance".split()
-CURVE = ["policy_loss", "value_loss", "entropy"]
+LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_minibatches update_epochs hidden_sizes".split()
+RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
+RANGES |= {"num_steps": (2, 1e15), "gamma": (0, 1), "gae_lambda": (0, 1)}
+RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
+EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
+SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+write_state = torch.save
+read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; what the user gives wins. docs/ppo_masked.md says how they were confirmed.
+# Settings that learn, per environment. What the user gives wins. docs/ppo_masked.md says how they were confirmed.
 TUNED = {
     "Taxi-v4": {"num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98, "ent_coef": 0.01, "total_timesteps": 300_000},
-}  # fmt: skip
-
-
-def tuned_settings(args):
-    """The settings of TUNED for args.env_id."""
-    return TUNED.get(args.env_id, {})
+}
+tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
 
 
 class RunningMeanStd(nn.Module):
@@ -667,17 +536,15 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows` (B, *shape), a NumPy array (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
-        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device)
-        total = self.count + len(rows)
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
+        weight = len(rows) / (self.count + len(rows))
         delta = rows.mean(0) - self.mean
-        squares = self.var * self.count + rows.var(0, correction=0) * len(rows)
-        squares += delta**2 * self.count * len(rows) / total
-        self.mean += delta * len(rows) / total
-        self.var.copy_(squares / total)
-        self.count.copy_(total)
+        self.mean += weight * delta
+        self.var += weight * (rows.var(0, correction=0) - self.var) + weight * (1 - weight) * delta**2
+        self.count += len(rows)
 
     def forward(self, x):
         """Normalise (B, *shape), clip to ±10."""
@@ -686,78 +553,63 @@ class RunningMeanStd(nn.Module):
         return ((x - mean) / std).clamp(-10, 10)
 
 
-def forward_in_numpy(network, x):
-    """What a network makes of a tensor x (B, inputs), as a NumPy array.
-
-    A small `mlp` on the CPU is computed in NumPy, on the memory of its parameters: torch spends more on each call than
-    on the arithmetic, so that collecting is twice as fast this way. On larger ones NumPy would start several threads.
-    """
-    small = x.device.type == "cpu" and len(x) <= 32 and isinstance(network, nn.Sequential)
-    if not small or any(module.weight.numel() > 2**13 for module in network if isinstance(module, nn.Linear)):
-        return network(x).cpu().numpy()
-    x = x.numpy()
-    for module in network:
-        if isinstance(module, nn.Linear):
-            x = x @ module.weight.detach().numpy().T + module.bias.detach().numpy()
-        else:
-            x = np.tanh(x)
-    return x
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-class Encoder(nn.Module):
-    """The first linear layer for one entry of the observation. Discrete numbers count as one-hot vectors.
+class LinearOnEntries(nn.Module):
+    """A linear layer on the entries of an observation side by side, where discrete numbers count as one-hot vectors.
 
     A matrix times a one-hot vector is one of the matrix's columns, which is looked up: 500 states cost no time.
     """
 
-    def __init__(self, space, outputs, gain):
+    def __init__(self, linear, entries):
         super().__init__()
-        self.discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-        if self.discrete:
-            sizes = output_sizes(space)
-            self.columns = nn.Parameter(torch.empty(sum(sizes), outputs))
-            nn.init.orthogonal_(self.columns, gain)
-            offsets = np.cumsum([0, *sizes[:-1]]) - np.ravel(space.start)  # from numbers to places
-            self.register_buffer("offsets", torch.as_tensor(offsets), persistent=False)
-        else:
-            self.linear = layer(nn.Linear(math.prod(space.shape), outputs), gain)
+        self.linear = linear
+        self.entries = entries
+        self.features = [math.prod(space.shape) for space in entries.values()]  # a discrete number is one feature
+        self.columns = [spaces.flatdim(space) for space in entries.values()]  # of the matrix
+        if all(isinstance(space, spaces.Discrete | spaces.MultiDiscrete) for space in entries.values()):
+            linear.bias.requires_grad_(False)  # it stays 0: what is learnt in one state would change it in all others
 
-    def forward(self, x):
-        """(B, outputs) from a tensor (B, …)."""
-        x = x.reshape(len(x), -1)
-        if self.discrete:
-            return nn.functional.embedding(x.long() + self.offsets, self.columns).sum(1)
-        return self.linear(x.float())
-
-
-class Network(nn.Module):
-    """An `mlp` whose first layer adds up the Encoders of all entries: a linear layer on all of them side by side."""
-
-    def __init__(self, entries, hidden_sizes, outputs, gain):
-        super().__init__()
-        first_gain = (2 / len(entries)) ** 0.5  # so that the sum is no larger for many entries
-        self.encoders = nn.ModuleList(Encoder(space, hidden_sizes[0], first_gain) for space in entries.values())
-        self.rest = mlp(hidden_sizes[0], hidden_sizes[1:], outputs, gain)
-
-    def first_hidden(self, parts):
-        """The first hidden layer (B, …) of tensors (B, …), one for each entry of the observation."""
-        encoded = [encoder(part) for encoder, part in zip(self.encoders, parts)]
-        return sum(encoded[1:], encoded[0]).tanh()
-
-    def forward(self, parts):
-        """The output (B, outputs)."""
-        return self.rest(self.first_hidden(parts))
+    def forward(self, obs):
+        """(B, outputs) of an array or a tensor (B, features), or of a dict of the entries (B, …)."""
+        output = self.linear.bias
+        parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
+        parts = [torch.as_tensor(part, device=output.device).reshape(len(part), -1) for part in parts]
+        parts = torch.cat(parts, dim=1).split(self.features, dim=1)
+        weights = self.linear.weight.split(self.columns, dim=1)
+        for space, part, weight in zip(self.entries.values(), parts, weights):
+            if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+                first_columns = np.cumsum([0, *output_sizes(space)[:-1]]) - np.ravel(space.start)
+                columns = part.long() + torch.as_tensor(first_columns, device=part.device)
+                output = output + nn.functional.embedding(columns, weight.T).sum(1)
+            else:
+                output = output + part.float() @ weight.T
+        return output
 
 
 def output_sizes(space):
     """Numbers of categories of the factors of a discrete action space; of a Box, its number of dimensions."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.ravel().tolist()
     if isinstance(space, spaces.MultiBinary):
         return [2] * math.prod(space.shape)
-    return [math.prod(space.shape)]
+    return [int(spaces.flatdim(space))]
+
+
+class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
+    """Truncate an episode once its return reaches `limit`."""
+
+    def __init__(self, env, limit):
+        super().__init__(env)
+        self.limit = limit
+
+    def step(self, action):
+        """As the environment's, truncated at the limit."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
 
 
 def check_masks(masks, sizes):
@@ -765,229 +617,75 @@ def check_masks(masks, sizes):
 
     `sizes` are the numbers of choices of the factors, of which each needs a valid one.
     """
-    if masks.dtype.kind == "f" and np.isnan(masks).any():  # as a boolean it would be True
-        row = np.isnan(masks).any(axis=1).argmax()
-        raise ValueError(f"row {row}: the action mask holds a NaN")
-    first = 0
-    for size in sizes:
-        can_act = masks[:, first : first + size].any(axis=1)
-        if not can_act.all():
-            raise ValueError(f"row {can_act.argmin()}: the action mask leaves no valid action")
-        first += size
+    has_nan = np.isnan(masks).any(axis=1)
+    if has_nan.any():  # as a boolean it would be True
+        raise ValueError(f"row {has_nan.argmax()}: the action mask holds a NaN")
+    first_columns = np.cumsum([0, *sizes[:-1]])
+    can_act = np.logical_or.reduceat(masks, first_columns, axis=1).all(axis=1)
+    if not can_act.all():
+        raise ValueError(f"row {can_act.argmin()}: the action mask leaves no valid action")
 
 
-class Adam:
-    """Adam (arXiv 1412.6980, algorithm 1), with the interface and the numbers of torch.optim.Adam.
+class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
+    """The same for your own loops with Dict observations: takes dicts of arrays, gives dicts of tensors.
 
-    Importing torch.optim takes a second, and its step on many small tensors three times as long as this one on one
-    vector, of which all parameters are made views.
+    It keeps the entries side by side, as `train` does.
     """
 
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
-        self.parameters = list(parameters)
-        self.param_groups = [{"lr": lr, "betas": betas, "eps": eps}]
-        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])
-        self.m = torch.zeros_like(self.flat)
-        self.v = torch.zeros_like(self.flat)
-        self.t = 0
-        for p, part in zip(self.parameters, self.flat.split([p.numel() for p in self.parameters])):
-            p.data = part.view_as(p)
+    samples = MaskableDictRolloutBufferSamples
 
-    def zero_grad(self):
-        """Forget all gradients."""
-        for p in self.parameters:
-            p.grad = None
+    def __init__(self, num_steps, num_envs, observation_space, action_space):
+        self.shapes = {name: space.shape for name, space in observation_space.items()}
+        self.widths = [math.prod(shape) for shape in self.shapes.values()]
+        flat_space = spaces.Box(-np.inf, np.inf, (sum(self.widths),))
+        super().__init__(num_steps, num_envs, flat_space, action_space)
 
-    @torch.no_grad()
-    def step(self):
-        """Move the parameters against their gradients."""
-        lr = self.param_groups[0]["lr"]
-        beta1, beta2 = self.param_groups[0]["betas"]
-        eps = self.param_groups[0]["eps"]
-        gradient = torch.cat([p.grad.flatten() for p in self.parameters])
-        self.t += 1
-        self.m.lerp_(gradient, 1 - beta1)
-        self.v.lerp_(gradient**2, 1 - beta2)
-        denominator = self.v.sqrt() / math.sqrt(1 - beta2**self.t) + eps
-        self.flat.addcdiv_(self.m, denominator, value=-lr / (1 - beta1**self.t))
+    def set_obs(self, t, obs):
+        """Set the observations of row t, a dict of arrays (N, …)."""
+        columns = [np.reshape(obs[name], (len(obs[name]), -1)) for name in self.shapes]
+        self.obs[t] = np.concatenate(columns, axis=1)
 
-    def state_dict(self):
-        """Moments and number of steps, for a checkpoint."""
-        return {"m": self.m, "v": self.v, "t": self.t}
-
-    def load_state_dict(self, state):
-        """Copy what state_dict returned."""
-        self.m.copy_(state["m"])
-        self.v.copy_(state["v"])
-        self.t = state["t"]
-
-
-class ReturnLimit(gym.Wrapper):
-    """Truncate an episode once its return reaches `limit`."""
-
-    def __init__(self, env, limit):
-        super().__init__(env)
-        self.limit = limit
-
-    def reset(self, **kwargs):
-        """Begin an episode, whose return is 0 so far."""
-        self.total = 0.0
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        """As the environment's, truncated at the limit."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.total += float(reward)
-        return obs, reward, terminated, truncated or self.total >= self.limit, info
-
-
-class MiniGridView(gym.ObservationWrapper):
-    """The image alone of a MiniGrid observation, one-hot and flat: object, colour and state of each cell."""
-
-    SIZES = (11, 6, 4)  # MiniGrid's numbers of objects, colours and states
-
-    def __init__(self, env):
-        super().__init__(env)
-        height, width, channels = env.observation_space["image"].shape
-        if channels != len(self.SIZES):
-            raise UserError(f"the images of {env} are not MiniGrid's own: leave out the wrapper that changes them")
-        self.observation_space = spaces.Box(0, 1, (height * width * sum(self.SIZES),), np.float32)
-
-    def observation(self, observation):
-        """A vector of zeros and ones for the Dict of MiniGrid."""
-        image = observation["image"]
-        if (image >= self.SIZES).any():
-            raise UserError("an image holds no objects, colours and states: leave out the wrapper that changes it")
-        one_hot = [np.eye(size, dtype=np.float32)[image[..., i]] for i, size in enumerate(self.SIZES)]
-        return np.concatenate(one_hot, axis=-1).ravel()
-
-
-PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
-
-
-def import_plugin(env_id):
-    """Import the package that registers env_id, if it is one of PLUGINS. UserError if it is not installed."""
-    for prefix, package in PLUGINS.items():
-        if env_id.startswith(prefix):
-            with blame(f"{env_id} needs another package: pip install {package.replace('_', '-')}", ImportError):
-                importlib.import_module(package)
-
-
-def find_wrapper(path):
-    """The wrapper that a dotted path names; a name without a dot is that of a class in this script."""
-    if path in globals():
-        return globals()[path]
-    with blame(f"there is no wrapper {path}", ImportError, AttributeError, ValueError):
-        return pkgutil.resolve_name(path)
-
-
-def episode_limit(args, spec=None):
-    """Steps of the longest episode: the user's limit, else the environment's own, else Atari's half hour or 1,000."""
-    default = 27_000 if args.env_id.startswith("ALE/") else 1_000
-    return args.max_episode_steps or getattr(spec, "max_episode_steps", None) or default
-
-
-def make_vector_envs(args, num_envs, render_mode=None):
-    """A vector environment with next-step autoreset.
-
-    The environment's own vector implementation is used where there is one and nothing has to be wrapped or shown.
-    UserError, saying what to do, if it cannot be made.
-    """
-    atari = args.env_id.startswith("ALE/")  # a vector version only, which counts frames and would clip true rewards
-    if atari and (args.wrappers or args.max_episode_return is not None or render_mode):
-        raise UserError("Atari's vector environment takes no wrappers, return limit or window (but --capture-video)")
-    import_plugin(args.env_id)
-    with blame(f"--env-kwargs {args.env_kwargs}: a JSON object is wanted", ValueError, TypeError, RecursionError):
-        kwargs = dict(**json.loads(args.env_kwargs))
-        frames = int(kwargs.get("frameskip", 4)) * episode_limit(args) if atari else None
-    if "max_episode_steps" in kwargs:
-        raise UserError("the steps of an episode are limited by --max-episode-steps, not by --env-kwargs")
-    if atari:
-        kwargs = {"reward_clipping": False, "max_num_frames_per_episode": frames} | kwargs
-    elif args.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = args.max_episode_steps
-    if render_mode:
-        kwargs["render_mode"] = render_mode
-    wrappers = [find_wrapper(path) for path in args.wrappers]
-    if args.env_id.startswith(("MiniGrid", "BabyAI")):
-        wrappers.append(lambda env: MiniGridView(env) if isinstance(env.observation_space, spaces.Dict) else env)
-    if args.max_episode_return is not None:
-        wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
-    what = f"cannot make {args.env_id}"
-    expected = [gym.error.Error, ImportError]
-    if args.wrappers or args.env_kwargs != "{}":  # whatever goes wrong now may be due to them
-        what += f" with env_kwargs {args.env_kwargs} and wrappers {' '.join(args.wrappers) or 'none'}"
-        expected = [Exception]
-    if render_mode:
-        what += f" with render_mode {render_mode}"
-        expected += [TypeError]
-    with blame(what, *expected):
-        mode = "sync" if wrappers or render_mode else None
-        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
-    if not getattr(envs.unwrapped, "copy", False):  # its next step may overwrite the observations that it has returned
-        envs = gym.wrappers.vector.TransformObservation(envs, copy.deepcopy)
-    return envs
+    def observations(self, obs):
+        """Stored observations (B, …), a tensor, as the agent takes them: a dict of tensors."""
+        entries = {}
+        for name, columns in zip(self.shapes, obs.split(self.widths, dim=1)):
+            entries[name] = columns.reshape(-1, *self.shapes[name])
+        return entries
 
 
 class MaskedEnvs(gym.vector.VectorWrapper):
     """A vector environment each of whose observations (N, features + choices) ends in the mask of valid actions.
 
-    All in one array of float32, so that evaluation and whatever else is shared with ppo.py need not know of masks.
-    `entries` are the spaces of the features by name, those of a Dict or a single one; a Discrete one is one number
-    wide. Masks are looked for in the three SOURCES, unless `no_mask`. UserError if they are in none of them.
+    All in one array of float32, so that what is shared with ppo.py need not know of masks. `entries` are the spaces of
+    the features by name, those of a Dict or a single one. `source` says where the masks come from.
     """
 
     ENTRY = 'the entry "action_mask" of a Dict observation'
     METHOD = "a method action_masks()"
     INFO = 'info["action_mask"]'
+    NOWHERE = "nowhere: every action counts as valid"
 
-    def __init__(self, envs, no_mask=False):
+    def __init__(self, envs, args):
         super().__init__(envs)
-        self.name = getattr(envs.spec, "id", "environment")
-        space = envs.single_observation_space
-        self.entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-        has_entry = isinstance(space, spaces.Dict) and self.entries.pop("action_mask", None) is not None
-        self.check_spaces()
-        self.sizes = output_sizes(envs.single_action_space)
+        self.args = args
         self.steps = 0  # since the environments were made
-        self.native = hasattr(envs.unwrapped, "action_masks")  # a vector version that tells the masks of all slots
-        singles = getattr(envs.unwrapped, "envs", ())
-        if no_mask:
-            self.source = "nowhere, every action counts as valid"
-        elif has_entry:
-            self.source = self.ENTRY
-        elif self.native or any(env.has_wrapper_attr("action_masks") for env in singles):
+        self.choices = sum(output_sizes(envs.single_action_space))
+        space = envs.single_observation_space
+        self.entries = dict(space) if isinstance(space, spaces.Dict) else {"observation": space}
+        self.source = self.INFO
+        if any(env.has_wrapper_attr("action_masks") for env in getattr(envs.unwrapped, "envs", ())):
             self.source = self.METHOD
-        elif "action_mask" in envs.reset(seed=0)[1]:
-            self.source = self.INFO
-        else:
-            places = f"neither {self.ENTRY}, nor {self.INFO}, nor {self.METHOD} is there"
-            raise UserError(f"{self.name} has no action masks: {places}")
-        width = sum(math.prod(entry.shape) for entry in self.entries.values()) + sum(self.sizes)
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (width,))
-        self.observation_space = spaces.Box(-np.inf, np.inf, (self.num_envs, width))
-
-    def check_spaces(self):
-        """UserError if this script cannot handle the actions, or an entry of the observations."""
-        actions = self.single_action_space
-        discrete = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-        if not isinstance(actions, discrete) or not 0 < sum(output_sizes(actions)) <= 100_000:
-            other = "; ppo.py takes Box actions" if isinstance(actions, spaces.Box) else ""
-            wanted = "Discrete, MultiDiscrete or MultiBinary ones, 100,000 choices at most"
-            raise UserError(f"{self.name} has actions {actions}; masks need {wanted}{other}")
-        if not self.entries:
-            raise UserError(f"{self.name}: the observations hold nothing but the action mask")
-        for name, entry in self.entries.items():
-            size = math.prod(entry.shape) if isinstance(entry, spaces.Box | discrete) else 0
-            if size == 0 or (entry.dtype == np.uint8 and size > 1_000):
-                wanted = "vectors or discrete numbers: use --wrappers"
-                raise UserError(f"{self.name}: {name} is {entry}; this script needs {wanted}")
+        if self.entries.pop("action_mask", None) is not None:
+            self.source = self.ENTRY
+        if args.no_mask:
+            self.source = self.NOWHERE
 
     def reset(self, **kwargs):
-        """As the environment's, with masks."""
+        """As the environment's, with masks. UserError if it tells none."""
         obs, infos = self.env.reset(**kwargs)
+        if self.source == self.INFO and "action_mask" not in infos:
+            places = f"neither {self.ENTRY}, nor {self.METHOD}, nor {self.INFO} is there"
+            raise UserError(f"{self.args.env_id} has no action masks: {places}")
         return self.rows(obs, infos, np.zeros(self.num_envs, bool)), infos
 
     def step(self, actions):
@@ -997,147 +695,87 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         return self.rows(obs, infos, terminated | truncated), rewards, terminated, truncated, infos
 
     def rows(self, obs, infos, ended):
-        """Features and masks side by side. Where an episode has `ended` (N,), the next action will be ignored."""
+        """Features and masks side by side. UserError if a mask has another width, holds a NaN or leaves no choice.
+
+        All is valid where an episode has `ended` (N,), for the next action is ignored, and where no mask is told.
+        """
+        masks = np.ones((self.num_envs, self.choices))
+        try:
+            for n in np.flatnonzero(~ended):
+                masks[n] = np.reshape(self.mask(n, obs, infos), self.choices)
+            check_masks(masks, output_sizes(self.single_action_space))
+        except ValueError as error:
+            where = f"{self.args.env_id}, after {self.steps} steps, masks {self.choices} wide from {self.source}"
+            raise UserError(f"{where}: {error}") from error
         parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
-        parts.append(self.masks(obs, infos, ended))
+        parts.append(masks != 0)
         return np.concatenate([part.reshape(self.num_envs, -1) for part in parts], axis=1, dtype=np.float32)
 
-    def masks(self, obs, infos, ended):
-        """(N, choices), bool. All is valid where an episode has ended, and where the environment says nothing.
-
-        UserError if a mask has another width, holds a NaN or leaves no choice.
-        """
-        told = ~ended
-        values = []
+    def mask(self, n, obs, infos):
+        """What environment n says is valid."""
         if self.source == self.ENTRY:
-            values = obs["action_mask"][told]
-        elif self.source == self.METHOD and self.native:
-            values = self.unwrapped.action_masks()[told]
-        elif self.source == self.METHOD:  # one whose episode is over is not even asked
-            values = [env.get_wrapper_attr("action_masks")() for env, ask in zip(self.unwrapped.envs, told) if ask]
-        elif self.source == self.INFO and "action_mask" in infos:
-            told = told & infos.get("_action_mask", True)
-            values = infos["action_mask"][told]
-        masks = np.ones((self.num_envs, sum(self.sizes)), np.float32)
-        if len(values) > 0:
-            with blame(f"{self.name}, after {self.steps} steps", ValueError, TypeError):
-                values = np.array(list(values), np.float32).reshape(len(values), -1)
-                if values.shape[1] != masks.shape[1]:
-                    wanted = f"{masks.shape[1]} wide, for {self.single_action_space}"
-                    raise ValueError(f"action masks must be {wanted}; {self.source} gives {values.shape[1]}")
-                masks[told] = values
-                check_masks(masks, self.sizes)
-        return masks != 0
+            return obs["action_mask"][n]
+        if self.source == self.METHOD:
+            return self.unwrapped.envs[n].get_wrapper_attr("action_masks")()
+        if self.source == self.INFO and "action_mask" in infos and infos["_action_mask"][n]:
+            return infos["action_mask"][n]
+        return np.ones(self.choices)
 
 
-def make_masked_envs(args, num_envs, render_mode=None):
-    """MaskedEnvs with next-step autoreset. UserError, saying what to do, if they cannot be made."""
-    if args.no_mask and args.naive_mask:
-        raise UserError("no_mask and naive_mask are different ablations: choose one")
-    envs = make_vector_envs(args, num_envs, render_mode)
-    if isinstance(envs.single_observation_space, spaces.Tuple):
-        envs = gym.wrappers.vector.FlattenObservation(envs)
-    return MaskedEnvs(envs, args.no_mask)
+def make_masked_envs(args, num_envs, render=False, video=None):
+    """MaskedEnvs with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    try:
+        kwargs = dict(**json.loads(args.env_kwargs))
+        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in args.wrappers]
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        if args.max_episode_return is not None:
+            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
+        if render or video:
+            kwargs["render_mode"] = "rgb_array" if video else "human"
+        if video:
+            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    return MaskedEnvs(envs, args)
 
 
 make_envs = make_masked_envs  # as the run section calls it
 
 
-WRAPPER_MODULES = ("gymnasium.wrappers.", "minigrid.wrappers.", "pettingzoo.utils.wrappers.")
-
-
-def untrusted(args, given):
-    """The flag without which a file may not ask for `args`, or ""; `given` are those of the command line.
-
-    Trusted are registered ids, wrappers that this script or a library's wrapper module defines, and arguments without
-    paths: all else may execute what a stranger has written.
-    """
-    if args.env_id != given.env_id:
-        import_plugin(args.env_id)
-        if args.env_id not in gym.registry:
-            return f"--env-id {args.env_id}"
-    if args.wrappers != given.wrappers:
-        for path in args.wrappers:
-            if path not in globals() and not path.startswith(WRAPPER_MODULES):
-                return f"--wrappers {' '.join(args.wrappers)}"
-            wrapper = find_wrapper(path)
-            defined_in = f"{getattr(wrapper, '__module__', '')}."
-            is_wrapper = isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)
-            if not is_wrapper or not defined_in.startswith((f"{__name__}.", *WRAPPER_MODULES)):
-                return f"--wrappers {' '.join(args.wrappers)}"
-    words = re.findall(r'"([^"]*)"', args.env_kwargs)
-    plain = "\\" not in args.env_kwargs and all(re.fullmatch(r"[\w -]*", word) for word in words)
-    if args.env_kwargs != given.env_kwargs and not plain:
-        return f"--env-kwargs '{args.env_kwargs}'"
-    return ""
-
-
-def check_film(args):
-    """UserError if no video of this environment can be made: better now than at the first evaluation."""
-    with blame("--capture-video needs another package: pip install moviepy", ImportError):
-        importlib.import_module("moviepy")
-    if not args.env_id.startswith("ALE/"):
-        with blame(f"--capture-video: {args.env_id} cannot be rendered", AssertionError, NotImplementedError):
-            envs = make_envs(args, 1, "rgb_array")
-            envs.reset(seed=args.seed)
-            pictures = envs.render()
-        envs.close()
-        if not pictures or np.ndim(pictures[0]) != 3:
-            raise UserError(f"--capture-video: render() of {args.env_id} gives no picture")
-
-
-def write_video(path, frames, fps):
-    """Write an mp4 of frames, each (height, width, 3)."""
-    from moviepy import ImageSequenceClip  # slow to import
-
-    path = Path(path)
-    check_no_link(path.parent)
-    with blame(f"cannot write {path}", OSError):
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)  # it may be a link to somewhere else
-        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
-
-
-STATE = ".pt"  # how the names of checkpoints and models end
-
-
-def write_state(state, file):
-    """Write a dict of tensors, numbers and text to an open file."""
-    torch.save(state, file)
-
-
-def read_state(path):
-    """What write_state wrote, on the CPU. Nothing in the file is executed."""
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
 def choose_device(args, image=False):
     """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
+    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
     device = automatic if args.device == "auto" else args.device
-    with blame(f"device {device}", RuntimeError, AssertionError, ImportError):
-        torch.zeros(1, device=device).item()
-    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {device}: {error}") from error
     return device
 
 
-def check_memory(what, size):
-    """UserError if this machine has no `size` bytes of memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        raise UserError(f"{what} would need {size / 1e9:,.0f} GB of memory; there are {memory / 1e9:.0f}")
-
-
 def make_masked_agent(args, envs):
-    """An untrained MaskedAgent for these MaskedEnvs. UserError if the device is none, or the networks are too large."""
-    if args.hidden_sizes == () or args.critic_hidden_sizes == ():
-        raise UserError("hidden_sizes and critic_hidden_sizes need one layer at least")
+    """An untrained MaskedAgent for these environments. UserError if it cannot handle a space or finds no masks."""
+    action_space = envs.single_action_space
+    discrete = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    if not isinstance(action_space, discrete):
+        raise UserError(f"{args.env_id}: no masks for actions {action_space}; ppo.py takes Box actions")
+    for name, space in envs.entries.items():
+        if not isinstance(space, discrete | spaces.Box) or is_image(space):
+            raise UserError(f"{args.env_id}: no MaskedAgent for {name}, {space}; --wrappers may change it")
+    if args.no_mask and args.naive_mask:
+        raise UserError("no_mask and naive_mask are different ablations: choose one")
+    if args.num_envs * args.num_steps < 2 * args.num_minibatches:
+        raise UserError("a rollout of num_envs x num_steps rows must give each of num_minibatches two rows at least")
+    envs.reset(seed=args.seed)  # a UserError if there are no masks
     device = choose_device(args)
-    with torch.device("meta"):  # counts the weights without making them
-        empty = MaskedAgent(envs.entries, envs.single_action_space, args, "meta")
-    check_memory("the networks", 16 * sum(p.numel() for p in empty.parameters()))  # with gradients and Adam's moments
     torch.manual_seed(args.seed)
-    agent = MaskedAgent(envs.entries, envs.single_action_space, args, device)
+    agent = MaskedAgent(envs.entries, action_space, args, device)
     agent.args = args  # for evaluate(agent, agent.args) in a notebook
     return agent
 
@@ -1145,476 +783,304 @@ def make_masked_agent(args, envs):
 make_agent = make_masked_agent  # as the run section calls it
 
 
-def make_masked_buffer(args, agent):
-    """An empty buffer for the agent's observations and actions."""
-    if list(agent.entries) == ["observation"]:
-        space = agent.entries["observation"]
-        return MaskableRolloutBuffer(args.num_steps, args.num_envs, space, agent.action_space)
-    space = spaces.Dict(agent.entries)
-    return MaskableDictRolloutBuffer(args.num_steps, args.num_envs, space, agent.action_space)
-
-
-def check_rollout(args, envs):
-    """UserError if a rollout does not divide into minibatches, or does not fit into memory."""
-    rows = args.num_steps * args.num_envs
-    if rows % args.num_minibatches != 0:
-        raise UserError(f"num_envs x num_steps = {rows} rows do not divide into {args.num_minibatches} minibatches")
-    if args.norm_adv and rows == args.num_minibatches:  # normalised, a single advantage is 0
-        raise UserError("minibatches of 1 row need --no-norm-adv: there is nothing to normalise an advantage by")
-    space = envs.single_observation_space
-    size = 1 if space.dtype == np.uint8 else 4
-    check_memory("a rollout", rows * (math.prod(space.shape or (1,)) * size + 100))
-
-
 # ===== run: the same in every script ==================================================================================
-# Flags, evaluation, run folder, checkpoint, curve. What it knows of the script: Args, RANGES, FIGURES, CURVE and train;
-# make_envs, episode_limit, make_agent, tuned_settings, untrusted; check_film, write_video; STATE, write_state and
-# read_state.
-
-
-class UserError(Exception):
-    """Something the user can fix: shown as one line, with exit code 2."""
-
-
-@contextmanager
-def blame(what, *expected):
-    """Turn an exception of the expected classes into a UserError that begins with `what`."""
-    try:
-        yield
-    except expected as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{what[:500]} ({reason[:300]})") from None
-
-
-COMMON_RANGES = {"num_envs": (1, 1e5), "eval_episodes": (1, 1e4), "seed": (0, 2**32 - 1)}
-COMMON_RANGES |= {"total_timesteps": (1, 1e15), "max_episode_steps": (1, 1e9)}
-COMMON_RANGES |= {"stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
-NOT_FROM_A_FILE = "resume evaluate model render config run_dir".split()  # what to do, not how to train
-EVALUATION = 10_000  # added to the seed: evaluations start from other states than training does
-MAY_CHANGE = "total_timesteps stop_at_return eval_every eval_episodes capture_video device progress compile".split()
+# What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
+# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+UserError = gym.error.Error  # so that Gymnasium's own count as well
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
 
 
 def tuned(*flags, **given):
-    """Args from flags or keywords: tuned("--env-id", "Pendulum-v1") or tuned(env_id="Pendulum-v1").
-
-    What is not given comes from the run that is resumed or evaluated, else from `config`, else from TUNED.
-    """
-    flags = [*flags, *as_flags(given)]
-    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
-    if "" in (first.resume, first.evaluate, first.config, first.run_dir):
-        raise UserError("the name of a run folder or config is empty")
+    """Args from flags or keywords; the rest from the run to resume or evaluate, from `config`, or from TUNED."""
+    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    first = replace(tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")]), **given)
     run_dir = first.resume or first.evaluate
-    if run_dir and (first.config or first.run_dir or (first.resume and first.evaluate)):
-        raise UserError("--resume and --evaluate name a run: only one of them, without --run-dir and --config")
     path = f"{run_dir}/config.json" if run_dir else first.config
-    defaults = read_config(path, first) if path else tyro.cli(Args, args=as_flags(tuned_settings(first)))
-    return tyro.cli(Args, args=flags, default=defaults, description=sys.modules[__name__].__doc__)
-
-
-def as_flags(settings):
-    """A dict of settings as the command-line flags that say the same."""
-    flags = []
-    for name, value in settings.items():
-        if isinstance(value, (list, tuple)):
-            flags += [f"--{name}", *map(str, value)]
-        elif isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
-
-
-def read_config(path, given):
-    """Args from the config.json of a run. UserError if it is not one, or asks for code that is not `given` as well."""
-    with blame(f"{path} is not the config.json of a run", OSError, ValueError, LookupError, TypeError, RecursionError):
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-        stored = dict(config["args"])
-        another = f"{path} is of another script ({config.get('script')!r:.50}) or version, or damaged"
-    words = [word for value in stored.values() if isinstance(value, list) for word in value]
-    # No word of a file may become a flag of its own.
-    flags = [word for word in words if isinstance(word, str) and word.startswith("-")]
-    lacking = set(vars(Args())) - set(stored) if given.resume or given.evaluate else []  # a run's own lacks nothing
-    if foreign := [name for name in stored if name not in vars(Args())] + flags + sorted(lacking):
-        raise UserError(f"{another}: {foreign[0]!r:.100}")
-    dropped = NOT_FROM_A_FILE + (["device", "capture_video"] if given.evaluate else [])  # those were for training
-    complaint = StringIO()
-    try:
-        with redirect_stderr(complaint):  # tyro checks names and types
-            args = tyro.cli(Args, args=as_flags({k: v for k, v in stored.items() if k not in dropped}))
-    except SystemExit:
-        reason = re.sub(r"[─│╭╮╰╯\s]+", " ", complaint.getvalue())
-        raise UserError(f"{another}: {reason[:300]}") from None
-    if flag := untrusted(args, given):
-        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {flag[:300]}")
-    return args
-
-
-def check_args(args):
-    """UserError that names the first argument that is out of its range."""
+    defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
+    args = replace(tyro.cli(Args, args=flags, default=defaults, description=__doc__), **given)
     for name, value in vars(args).items():
-        low, high = (COMMON_RANGES | RANGES).get(name, (0, 1e15))
+        low, high = RANGES.get(name, (0, 1e15))
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not low <= number <= high:
                 raise UserError(f"{name} must lie between {low:g} and {high:g}")
+        if isinstance(value, float) and isinstance(getattr(Args, name), int):  # 1e5 in a notebook
+            setattr(args, name, int(value))
+        if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
+    return args
+
+
+def code_flags(args):
+    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
+    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+        return []
+    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. It may be a stranger's: code that it asks for must be `given` as well."""
+    flags = []
+    try:
+        for name, value in json.loads(Path(path).read_text(encoding="utf-8"))["args"].items():
+            flags += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # tyro's complaint would fill a screen
+            args = tyro.cli(Args, args=flags, config=[tyro.conf.FlagConversionOff], console_outputs=False)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit) as error:
+        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
+    code = code_flags(args)
+    if code and code != code_flags(given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {shlex.join(code)}")
+    return replace(args, **{name: getattr(given, name) for name in ONLY_FLAGS})
+
+
+def load(run_dir, model="best", *flags, **given):
+    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
+    agent = make_agent(args, make_envs(args, 1))
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
+    return agent
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the undiscounted return of deterministic episodes.
-
-    Every episode has a slot of its own: counting the first to finish would favour the short ones. `render` opens a
-    window; `video` is the path of an mp4 of the first slot (of Atari, which cannot render here, what the agent sees).
-    """
-    atari = args.env_id.startswith("ALE/")
-    envs = make_envs(args, episodes, "human" if render else "rgb_array" if video and not atari else None)
+    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    frames = []
-    for _ in range(episode_limit(args, envs.spec)):
-        if video:
-            frames.append(np.stack([obs[0, -1]] * 3, -1) if atari else envs.render()[0])
+    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns += rewards * playing
+        returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
     envs.close()
-    if video:
-        write_video(video, frames, envs.metadata.get("render_fps", 30))
     return float(returns.mean()), float(returns.std())
 
 
 def write_file(path, write):
     """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with blame(f"cannot write {path}", OSError, RuntimeError):
-        temporary.unlink(missing_ok=True)  # it may be a link to somewhere else: the new file is made here
-        with temporary.open("xb") as file:
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
             write(file)
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
+        if temporary.exists():
+            temporary.unlink()
+        if isinstance(error, PermissionError) and Path(path).suffix == ".csv":
+            return  # on Windows, while a spreadsheet shows it; the next row writes the whole table again
+        raise UserError(f"cannot write {path}: {error}") from error
 
 
-def check_no_link(folder):
-    """UserError if a part of a run folder is a link: what a run writes stays in its folder."""
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link; a run writes nothing outside its own folder")
-
-
-def read_weights(path, args, agent):
-    """Read a model or checkpoint without executing anything in it; load its weights. Returns the whole state."""
+def read_parts(path, parts):
+    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
     try:
         state = read_state(path)
-        if state["env_id"] == args.env_id:
-            agent.load_state_dict(state["agent"])
-            return state
-        reason = f"it is of {state['env_id']}"
-    except Exception as error:  # a damaged file can raise anything, and torch's message advises unsafe loading
-        reason = type(error).__name__
-    raise UserError(f"{path} is missing, damaged, or of another script, environment or network: {reason}")
-
-
-def load(run_dir, model="best", **given):
-    """The agent saved by a run; `model` is best, last or a step. UserError if missing or damaged.
-
-    What a file may not ask for is given here: load(run_dir, env_id="my_module:Mine-v0").
-    """
-    return load_agent(tuned(evaluate=str(run_dir), model=str(model), **given))
-
-
-def load_agent(args):
-    """The agent that args.evaluate and args.model name."""
-    check_args(args)
-    envs = make_envs(args, 1)
-    agent = make_agent(args, envs)
-    envs.close()
-    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
-    read_weights(Path(args.evaluate, name + STATE), args, agent)
-    return agent
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except Exception as error:  # there is no list of what a damaged or foreign file may raise
+        raise UserError(f"{path} is missing, damaged or of another network: {type(error).__name__}") from error
+    return state
 
 
 class Run:
     """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
 
-    `parts` have state_dict and load_state_dict, and are saved with the agent. A row of metrics.csv is written every
-    `log_every` steps, or at each call of write_what_is_due. `explores`: training episodes explore, so only evaluations
-    decide whether to stop at a return.
-
-    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new
-    environments and seeds everything from (seed, step), and a resumed run does the same. So a killed and resumed run
-    gives the same numbers, bit for bit, as one that was left alone.
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new ones and
+    seeds them from (seed, step); a resumed run does the same. So it gives the same numbers as an unbroken one.
     """
 
-    def __init__(self, args, agent, envs, log_every=0, explores=False, **parts):
-        self.args = Args(**asdict(args))  # a copy: nobody else can change it
+    def __init__(self, args, agent, envs, **parts):
+        self.args = args
         self.agent = agent
         self.envs = envs
-        self.parts = parts
-        self.log_every = log_every
-        self.explores = explores
+        self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
         self.step = 0  # environment steps, without reset rows
-        self.seconds = 0.0
+        self.checkpoint_step = 0  # the step of the last checkpoint, from which training begins anew
         self.episodes = []  # (step, return) of each training episode
-        self.evaluations = []  # (step, seconds, mean, standard deviation, episodes)
+        self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
+        self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
         self.figures = {}  # logged since the last row of metrics.csv
-        self.restarts = True  # whether training begins anew: at first, and after each checkpoint
-        self.envs_are_new = True
-        tenth = math.ceil(args.total_timesteps / 10)
-        longest = min(episode_limit(args, envs.spec), 2_000)
-        enough = 10 * longest * envs.num_envs  # with shorter intervals, few long episodes would end
-        self.eval_every = args.eval_every or tenth
-        self.checkpoint_every = args.checkpoint_every or max(tenth, enough)
-        if args.capture_video:
-            check_film(args)
-        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
-        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{stamp}"
+        self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+        self.checkpoint_every = args.checkpoint_every or max(args.total_timesteps // 10, 10_000 * envs.num_envs)
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
-        args.folder = self.dir  # for main, should it be interrupted
-        self.open_folder()
-        print(f"{args.env_id} -> {self.dir};", *(f"{key}={getattr(args, key)}" for key in tuned_settings(args)))
-        self.begun = time.time() - self.seconds
-        self.drawn = time.time()
-        self.last_step = self.step  # when write_what_is_due was last called
-        bar = {"unit": " steps", "unit_scale": True, "disable": not args.progress}
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, **bar)
-
-    def open_folder(self):
-        """Make the run folder, or restore its last checkpoint; write config.json."""
-        checkpoint = self.dir / f"checkpoint{STATE}"
-        with blame(f"cannot make {self.dir}", OSError):
-            check_no_link(self.dir / "models")
-            (self.dir / "models").mkdir(parents=True, exist_ok=True)
-        if checkpoint.exists() and not self.args.resume:
-            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
-        if (self.dir / "config.json").exists():  # it is resumed, or begun once more after an early end
-            stored = read_config(self.dir / "config.json", self.args)
-            free = MAY_CHANGE + NOT_FROM_A_FILE + ([] if checkpoint.exists() else ["checkpoint_every"])
-            changed = [key for key in vars(stored) if key not in free and vars(stored)[key] != vars(self.args)[key]]
-            if changed:
-                raise UserError(f"{self.dir} holds a run with another {', '.join(changed)}, which cannot change")
-        metrics = ""
-        if checkpoint.exists():  # else it is new, or was killed before its first checkpoint
-            state = read_weights(checkpoint, self.args, self.agent)
-            with blame(f"{self.dir} is damaged", OSError, LookupError, TypeError, ValueError, RuntimeError):
-                step, seconds, episodes, evaluations, metrics, intervals = state["run"]
-                self.step = int(step)
-                self.seconds = float(seconds)
-                self.episodes = [(int(at), float(total)) for at, total in episodes]
-                self.evaluations = [(int(at), *map(float, figures)) for at, *figures in evaluations]
-                eval_every, self.checkpoint_every = map(int, intervals)  # kept, also if there are more steps now
-                self.eval_every = self.args.eval_every or eval_every
-                for part_name, part in self.parts.items():
-                    part.load_state_dict(state[part_name])
-        if (self.dir / "config.json").exists():
-            with blame(f"{self.dir} is damaged", OSError):
-                self.forget_later_models()
-        git = f"git -C {quote(str(Path(__file__).parent))} describe --always --dirty --exclude='*' --abbrev=40"
-        config = {
-            "script": Path(__file__).stem,
-            "args": asdict(self.args),
-            "commit": os.popen(f"{git} 2>/dev/null").read().strip(),  # ends in -dirty if files were changed since
-            "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules},
-            "machine": f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores",
-        }
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, indent=1).encode()))
-        write_file(self.dir / "metrics.csv", lambda file: file.write(metrics.encode()))
-
-    def forget_later_models(self):
-        """Delete the models that a killed run saved after its last checkpoint; put the best of those before back."""
-        models = self.dir / "models"
-        steps = [step for step, *_ in self.evaluations]
-        for path in models.glob(f"*{STATE}"):
-            if path.stem.isdigit() and int(path.stem) not in steps:
-                path.unlink()
-        (models / f"best{STATE}").unlink(missing_ok=True)
-        if self.evaluations:
-            _, best = max((mean, step) for step, _, mean, _, _ in self.evaluations)
-            weights = (models / f"{best}{STATE}").read_bytes()
-            write_file(models / f"best{STATE}", lambda file: file.write(weights))
+        self.begun = time.monotonic()
+        checkpoint = self.dir / f"checkpoint{SUFFIX}"
+        if checkpoint.exists():  # else the run is new, or was killed before its first checkpoint
+            if not args.resume:
+                raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+            state = read_parts(checkpoint, self.parts)["run"]
+            self.step, seconds, self.episodes, self.metrics, self.evaluations = state
+            self.checkpoint_step = self.step
+            self.begun -= seconds
+        if args.capture_video:  # fail now, not at the first evaluation
+            make_envs(args, 1, video=self.dir / "videos").close()
+        here = Path(__file__).parent
+        git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
+        config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
+        chosen = [f"{key}={getattr(args, key)}" for key in tuned_settings(args)]
+        print(f"{args.env_id} -> {self.dir}, from step {self.step};", *chosen)
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
-        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step).
-
-        A reset with a seed is not enough: Box2D's environments keep traces of the episodes before.
-        """
-        if not self.envs_are_new:
-            self.envs.close()
-            self.envs = make_envs(self.args, self.envs.num_envs)
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step)."""
+        self.envs.close()  # a reset with a seed is not enough: Box2D's environments keep traces of earlier episodes
+        self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
         self.check_finite(observation=obs)
         self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
-        self.envs_are_new = False
-        self.restarts = False
         return self.envs, obs, rng
 
-    def count(self, next_obs, rewards, ended, reset_rows):
-        """Count one step of all environments. UserError if it holds a NaN or an infinity."""
-        self.step += len(rewards) - int(reset_rows.sum())
-        self.check_finite(observation=next_obs, reward=rewards)
-        self.totals += rewards
-        if ended.any():
-            self.episodes += [(self.step, total) for total in self.totals[ended].tolist()]
-            self.totals[ended] = 0
+    def count(self, obs, rewards, ended, reset_rows):
+        """Count a step of all environments, arrays (N, …), or a rollout, (T, N, …). UserError on NaN or infinity."""
+        self.check_finite(observation=obs, reward=rewards)
+        rewards, ended, reset_rows = np.atleast_2d(rewards, ended, reset_rows)
+        for t in range(len(rewards)):
+            self.step += rewards.shape[1] - int(reset_rows[t].sum())
+            self.totals += rewards[t]
+            for n in np.flatnonzero(ended[t]):
+                self.episodes.append((self.step, float(self.totals[n])))
+                self.totals[n] = 0
 
     def check_finite(self, **values):
         """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
         for name, value in values.items():
             if not np.isfinite(value).all():
-                raise UserError(f"{self.args.env_id}, step {self.step}: {name} is NaN or infinite")
+                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
 
     def log(self, **figures):
         """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
         for name, value in figures.items():
             self.figures.setdefault(name, []).append(value)
 
-    def write_what_is_due(self):
-        """Write what fell due since the last call: a row of metrics.csv, an evaluation, a checkpoint, the curve."""
-        self.seconds = time.time() - self.begun
-        self.bar.update(self.step - self.last_step)
-        evaluation = self.passed(self.eval_every) or self.is_finished()
-        checkpoint = self.passed(self.checkpoint_every)
-        row = evaluation or checkpoint or self.passed(self.log_every)
-        if row:
-            self.write_row()
-        if evaluation:
-            self.write_evaluation()
-        if row and time.time() - self.drawn > 30:  # and at the end: `finish`
-            self.draw_curve()
-        if checkpoint or self.is_finished():
-            self.write_checkpoint()
-        self.last_step = self.step
-
-    def passed(self, every):
-        """Whether the steps since the last call have passed a multiple of `every`; 0 means every step."""
-        return self.step // max(1, every) > self.last_step // max(1, every)
-
     def is_finished(self):
-        """Whether all steps are taken, or the return that --stop-at-return asks for is reached."""
-        goal = self.args.stop_at_return
-        if self.step >= self.args.total_timesteps:
-            return True
-        if goal is None:
-            return False
-        if self.explores:
-            return bool(self.evaluations) and self.evaluations[-1][2] >= goal  # its mean
-        return len(self.episodes) >= 100 and self.mean_return() >= goal
+        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
+        enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
+        return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
 
-    def mean_return(self):
-        """Mean return of the last 100 training episodes; NaN before the first."""
-        recent = [total for _, total in self.episodes[-100:]]
-        return sum(recent) / len(recent) if recent else math.nan
-
-    def write_row(self):
-        """Append a row to metrics.csv: the counters, and the means of FIGURES since the last row."""
-        row = {"step": self.step, "seconds": self.seconds, "sps": self.step / self.seconds}
-        row |= {"return_mean": self.mean_return(), "episodes": len(self.episodes)}
-        means = {name: sum(map(float, values)) / len(values) for name, values in self.figures.items()}
-        self.check_finite(**means)
-        self.figures = {}
-        row |= {name: means.get(name, math.nan) for name in FIGURES}
-        path = self.dir / "metrics.csv"
-        with blame(f"cannot write {path}", OSError), path.open("a") as file:
-            if file.tell() == 0:
-                file.write(",".join(row) + "\n")
-            file.write(",".join(f"{x:.8g}" if isinstance(x, float) else str(x) for x in row.values()) + "\n")
-        self.bar.set_postfix_str(f"mean return {row['return_mean']:.1f}", refresh=False)
+    def write_what_is_due(self):
+        """An evaluation and a checkpoint after as many steps as args say, at most 200 rows of metrics.csv more."""
+        self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
+        self.bar.update(self.step - self.bar.n)
+        last = self.metrics["step"][-1] if self.metrics["step"] else 0
+        is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
+        evaluation_is_due = is_due(self.eval_every)
+        checkpoint_is_due = is_due(self.checkpoint_every)
+        if evaluation_is_due or checkpoint_is_due or is_due(self.args.total_timesteps / 200):
+            mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
+            sps = self.step / (time.monotonic() - self.begun)
+            row = {"sps": sps, "return_mean": mean, "episodes": len(self.episodes)}
+            row |= {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
+            self.add_row("metrics.csv", self.metrics, row)
+            self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
+            self.figures = {}
+        if evaluation_is_due:
+            self.write_evaluation()
+        if checkpoint_is_due or self.is_finished():  # an evaluation may just have reached stop_at_return
+            self.write_checkpoint()
+        if checkpoint_is_due and not self.is_finished():
+            self.draw_curve()
+        if evaluation_is_due and self.args.capture_video:  # last: should it fail, the checkpoint is written
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
 
     def write_evaluation(self):
-        """Evaluate; save the weights in models/ as STEP, and as best if none were better; film if asked."""
-        seed = self.args.seed + EVALUATION
-        episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, seed)
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
+        seed = self.args.seed + 10_000  # other first states than in training
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
         self.check_finite(evaluation=mean)
-        best = all(mean >= earlier for _, _, earlier, _, _ in self.evaluations)
-        self.evaluations.append((self.step, self.seconds, mean, std, float(episodes)))
-        weights = {"env_id": self.args.env_id, "agent": self.agent.state_dict()}
-        for name in [self.step, "best"] if best else [self.step]:
-            write_file(self.dir / f"models/{name}{STATE}", partial(write_state, weights))
-        rows = ["step,seconds,return_mean,return_std,episodes"]
-        rows += [f"{step}," + ",".join(f"{x:.8g}" for x in figures) for step, *figures in self.evaluations]
-        write_file(self.dir / "evaluations.csv", lambda file: file.write("\n".join([*rows, ""]).encode()))
-        if self.args.capture_video:
-            evaluate(self.agent, self.args, 1, seed, video=self.dir / f"videos/{self.step}.mp4")
+        is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
+        for name in [self.step, "best"] if is_best else [self.step]:
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
+        row = {"return_mean": mean, "return_std": std, "episodes": self.args.eval_episodes}
+        self.add_row("evaluations.csv", self.evaluations, row)
+
+    def add_row(self, name, table, row):
+        """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
+        row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
+        for column in row:
+            table.setdefault(column, [math.nan] * len(table["step"]))
+        for column in table:
+            table[column].append(row.get(column, math.nan))
+        rows = np.transpose(list(table.values()))
+        head = {"header": ",".join(table), "comments": ""}
+        write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
 
     def write_checkpoint(self):
-        """Write the checkpoint; training restarts from here, whether or not the run is killed later."""
-        metrics = (self.dir / "metrics.csv").read_text()
-        intervals = self.eval_every, self.checkpoint_every
-        counters = self.step, self.seconds, self.episodes, self.evaluations, metrics, intervals
-        state = {"env_id": self.args.env_id, "agent": self.agent.state_dict(), "run": counters}
-        state |= {name: part.state_dict() for name, part in self.parts.items()}
-        write_file(self.dir / f"checkpoint{STATE}", partial(write_state, state))
-        self.restarts = True
+        """Write the checkpoint, from which training begins anew, whether or not the run is killed."""
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
+        write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
+        self.checkpoint_step = self.step
 
     def draw_curve(self):
-        """Write learning_curve.png: returns of episodes, their running mean, evaluations; below, CURVE's figures."""
+        """Write learning_curve.png: returns of episodes, their running mean and evaluations; below, CURVE's figures."""
         from matplotlib.figure import Figure  # slow to import
 
-        metrics = np.genfromtxt(self.dir / "metrics.csv", delimiter=",", names=True, ndmin=1)
         figure = Figure(figsize=(9, 7), layout="constrained")
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        steps, returns = np.array(self.episodes, float).reshape(-1, 2).T
-        top.plot(steps, returns, ".", alpha=0.25, markersize=3, label="training episode")
-        top.plot(metrics["step"], metrics["return_mean"], color="midnightblue", label="mean of the last 100")
-        steps, _, means, stds, _ = np.array(self.evaluations, float).reshape(-1, 5).T
-        top.errorbar(steps, means, stds, fmt="o-", color="tab:orange", capsize=3, label="evaluation, ± one deviation")
-        top.set(title=f"{self.args.env_id}, seed {self.args.seed}", ylabel="return of an episode")
-        for name in CURVE:
-            bottom.plot(metrics["step"], metrics[name], label=name.replace("_", " "))
-        large = max(np.abs(np.nan_to_num(metrics[name])).max() for name in CURVE) > 100
-        bottom.set(xlabel="environment steps", ylabel="mean since the last row", yscale="symlog" if large else "linear")
-        bottom.xaxis.set_major_formatter("{x:,.0f}")
-        for axis in (top, bottom):
-            axis.legend()
-            axis.grid(alpha=0.3)
-        write_file(self.dir / "learning_curve.png", lambda file: figure.savefig(file, dpi=120, format="png"))
-        self.drawn = time.time()
+        axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
+        top, steps = axes["returns"], self.metrics["step"]
+        top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
+        recent = f"mean of the last {min(100, len(self.episodes))} episodes"
+        top.plot(steps, self.metrics["return_mean"], color="midnightblue", label=recent)
+        evaluated_at, _, means, stds, _ = self.evaluations.values()
+        top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        largest = max([abs(total) for _, total in self.episodes], default=0)
+        if means and largest > 100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+            top.set_yscale("symlog", linthresh=10)
+        top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
+        top.legend()
+        for name, title in CURVE.items():
+            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            axes[name].set(title=title, xlabel="environment steps")
+            axes[name].locator_params(axis="x", nbins=4)
+        write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Write summary.json, print the last two lines, return the summary."""
-        if not self.evaluations or self.evaluations[-1][0] != self.step:  # resumed with fewer steps than it had taken
-            self.write_evaluation()
+        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
         self.draw_curve()
         self.bar.close()
         self.envs.close()
-        _, _, mean, std, episodes = self.evaluations[-1]
-        summary = {"eval_return_mean": mean, "eval_return_std": std, "eval_episodes": int(episodes)}
-        summary |= {"global_step": self.step, "seconds": self.seconds, "steps_per_second": self.step / self.seconds}
+        summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
+        summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {mean:.1f} ± {std:.1f} over {episodes:.0f} episodes, after {self.step:,} steps")
-        print(f"learning curve: {self.dir / 'learning_curve.png'}   to watch it play: --evaluate {self.dir} --render")
+        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
     """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal without a ± gets a ?
-    args = None
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
-            train(args)
+            command = ["python", sys.argv[0], "--evaluate", train(args)["run_dir"], "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(command)}")
             return
-        agent = load_agent(args)
-        seed = args.seed + 2 * EVALUATION  # other episodes than those by which the best weights were chosen
+        agent = load(args.evaluate, args.model, *sys.argv[1:])
+        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
-        if args.capture_video:
-            check_film(args)
-            evaluate(agent, args, 1, seed, video=Path(args.evaluate, f"videos/{args.model}.mp4"))
-        if args.render:
-            evaluate(agent, args, 1, seed, render=True)
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if args.render or film:
+            evaluate(agent, args, 1, seed, args.render, film)
+        if film:
+            print(f"film: {film}")
     except UserError as error:
-        tqdm.write(f"{sys.argv[0]}: {error}", file=sys.stderr)  # above the progress bar, if there is one
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        folder = getattr(args, "folder", None)  # a run has begun
-        saved = folder and Path(folder, f"checkpoint{STATE}").exists()
-        how = "; to go on" if saved else " before its first checkpoint; to begin anew"
-        tqdm.write(f"stopped{how}: --resume {folder}" if folder else "stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
 
 
 if __name__ == "__main__":

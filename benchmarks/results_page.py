@@ -1,44 +1,40 @@
-"""Write docs/results.md: every measured figure, from the outputs in benchmarks/results.
+"""Write docs/results.md and its figure from the outputs in benchmarks/results.
 
 python benchmarks/results_page.py
 """
 
 import json
 import statistics
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
-SCRIPTS = ["ppo", "ppo_masked", "ppo_rnd", "ppod", "qlearning", "es", "dqn", "rainbow", "ddpg_td3", "mappo"]
-SCRIPTS += ["maddpg_matd3"]
-INTRO = """# Every measured figure
+from common import RESULTS, ROOT, interval, iqm, read
+from peers import OURS
 
-Written by `python benchmarks/results_page.py` from the outputs in
-[benchmarks/results](../benchmarks/results), which hold the single seeds, versions and the machine as well. What the
-figures mean, and what was tried, stands in each script's own page. All were measured on one machine, x86_64 with two
-cores and no GPU."""
-SCORES = """## Scores
+PAGE = ROOT / "docs" / "results.md"
+FIGURE = RESULTS / "overview.png"
+PUBLISHED = json.loads((ROOT / "benchmarks/data/published.json").read_text(encoding="utf-8"))
+SCRIPTS = "ppo ppo_masked ppo_rnd ppod dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
+INTRO = """# What these scripts reach
 
-The command is `python benchmarks/scores.py SCRIPT ENVIRONMENT`, with the flags that stand behind an environment as
-`--flags="…"`. Each score is the mean return of 100 deterministic episodes of the final weights of a run with the
-script's tuned settings; for teams it is the sum over agents. *Text* is the commit of the script that was run; the
-scores without one are of an earlier text of the script, before all scripts took their present form."""
-SPEEDS = """## Speeds
+![Share of the best known score, per script and environment](../benchmarks/results/overview.png)
 
-Medians, and in brackets the lowest and the highest, of the runs in one call of `python benchmarks/SCRIPT_speed.py`, on
-an idle machine, one thread each. Rows of one file were measured in turns and may be compared; those of different files
-may not."""
-KILLS = """## Killed and resumed
+A score is the interquartile mean over seeds (without the best and the worst quarter), in brackets its 95 % bootstrap
+interval. *Text* is the commit of the script that was measured. In the figure 0 is what random actions get, and 1 is
+the best score known: the optimum, or the highest that is published or measured here. Dots are these scripts, diamonds
+the peers, bars the intervals. Where a diamond is missing, no peer has been measured."""
+HOW = """## How it was measured
 
-`python tests/kills.py SCRIPT CONFIGURATION --kills 20` kills a run at random moments with SIGKILL, resumes it each
-time, and compares all that is left behind with an unbroken run. kills.json has the sha256 of the text that was killed,
-which may be older than the present one; tests/runs kills every script, fewer times, whenever the tests run."""
+* Scores: `python benchmarks/scores.py ppo.py CartPole-v1`: the plain command with its tuned settings, final weights,
+  100 deterministic episodes for each seed, on seeds that were not tuned on. For a team, the sum over agents.
+* Peers: `python benchmarks/peers.py`: Stable-Baselines3 2.9.2 and sb3-contrib 2.9.2 with the settings that rl-zoo has
+  tuned, on the same machine, with the same evaluation. Published: rl-zoo's own list, one run each.
+* Speed: `python benchmarks/speed.py`: environment steps per second in training, both sides in turn, on one thread, at
+  equal settings. For ES and Q-learning the other side is the bare environment, which nobody can outrun.
+* Single seeds, seconds, memory, versions and the machine (two cores, no GPU): [results](../benchmarks/results)."""
 
 
-def read(name):
-    """An output, or an empty dict if there is none."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+def number(x):
+    """A figure with four digits or so, thousands apart."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 
 def table(*rows):
@@ -47,108 +43,116 @@ def table(*rows):
     return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
 
 
-def number(x):
-    """A figure with four digits or so, thousands apart."""
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+def score(returns):
+    """Interquartile mean and interval, as one cell."""
+    if len(returns) == 1:
+        return f"{number(returns[0])} (one seed)"
+    low, high = interval(returns)
+    return f"{number(iqm(returns))} ({number(low)} to {number(high)})"
 
 
-def many(values):
-    """Mean, worst and deviation of the scores of several seeds, as three cells."""
-    deviation = number(statistics.stdev(values)) if len(values) > 1 else "–"
-    return number(statistics.mean(values)), number(min(values)), deviation
+def peer_scores(script, env_id, side="peer"):
+    """The entry of the script's peer on an environment; {} if it was not measured."""
+    names = [name for name, ours in OURS.items() if ours == script]
+    return read("peers").get(f"{names[0]} {env_id}, {side}", {}) if names else {}
 
 
-def scores():
-    """The rows of all …_scores.json."""
-    yield "script", "environment", "mean", "worst seed", "deviation", "seeds", "steps", "text"
-    for script in SCRIPTS:
-        for setting, entry in read(f"{script}_scores").items():
-            seeds, steps = " ".join(map(str, entry["seeds"])), number(max(entry["steps"]))
-            text = entry.get("commit", "earlier")
-            yield f"{script}.py", f"`{setting}`", *many(entry["returns"]), seeds, steps, text
+def rows_of(script):
+    """The rows of a script's table: each environment with its tuned settings, without other flags."""
+    yield "environment", "score", "mean", "worst seed", "seeds", "steps", "peer", "published", "text"
+    for env_id, entry in read(f"{script}_scores").items():
+        if " " in env_id:
+            continue
+        peer = peer_scores(script, env_id)
+        published = PUBLISHED.get(env_id, {})
+        known = published.get(script) or (f"optimum {published['optimum']}" if "optimum" in published else "–")
+        cells = [number(statistics.mean(entry["returns"])), number(min(entry["returns"]))]
+        cells += [len(entry["seeds"]), number(max(entry["steps"]))]
+        cells += [score(peer["returns"]) if peer else "–", known, entry.get("commit", "not recorded")]
+        yield f"`{env_id}`", score(entry["returns"]), *cells
 
 
-def samples(tree, path=()):
-    """(names on the way, list of numbers) for each list of numbers in nested dicts."""
-    for name, branch in tree.items():
-        if isinstance(branch, dict):
-            yield from samples(branch, (*path, name))
-        elif isinstance(branch, list) and all(isinstance(x, (int, float)) for x in branch):
-            yield (*path, name), branch
+def races():
+    """Rows: ours beside the peer, steps and seconds to the threshold, memory and lines."""
+    yield "task", "side", "score", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"
+    for key, entry in read("peers").items():
+        task, side = key.split(", ")
+        cells = []
+        for field in ("steps to threshold", "seconds to threshold"):
+            there = [value for value in entry[field] if value is not None]
+            missed = len(entry[field]) - len(there)
+            cells.append((number(statistics.median(there)) if there else "") + (f" ({missed} never)" if missed else ""))
+        yield task, side, score(entry["returns"]), *cells, max(entry["memory"]), f"{entry['lines'][0]:,}"
 
 
 def speeds():
-    """The rows of all …_speed.json: what was run, what it was measured in, median and range."""
-    yield "output", "what", "unit", "median"
-    for path in sorted(RESULTS.glob("*_speed*.json")):
-        for names, values in samples(json.loads(path.read_text())):
-            units = [name for name in names if name.startswith(("steps_per", "peak_", "environment_share"))]
-            if not units:
-                continue
-            what = ", ".join(name for name in names if name not in units)
-            spread = f" ({number(min(values))} – {number(max(values))})" if len(values) > 1 else ""
-            unit = units[0].replace("_", " ")
-            yield (
-                f"[{path.stem}](../benchmarks/results/{path.name})",
-                what,
-                unit,
-                number(statistics.median(values)) + spread,
-            )
+    """Rows of speed.json, without those that compare a script with its own earlier text."""
+    yield "what", "ours / peer", "lowest to highest of the pairs", "text"
+    for name, entry in read("speed").items():
+        if "beside" not in name:
+            yield name, f"{entry['ratio']:.2f}", f"{min(entry['ratios'])} to {max(entry['ratios'])}", entry["commit"]
 
 
-def by_variant(results, key):
-    """(variant, scores of its seeds) for results of the form {variant: {seed: {key: score}}}."""
-    for variant, runs in results.items():
-        yield variant, [run[key] for run in runs.values() if isinstance(run, dict)]
+def shares():
+    """(script, environment, side, share of the best known score, low, high) of all that can be placed."""
+    entries = []
+    for script in SCRIPTS:
+        if script == "ppod":  # its MountainCar has another reward
+            continue
+        for env_id, entry in read(f"{script}_scores").items():
+            entries.append((script, env_id, "ours", entry["returns"]))
+            entries.append((script, env_id, "peer", peer_scores(script, env_id).get("returns")))
+    entries = [entry for entry in entries if entry[3]]
+    for script, env_id, side, returns in entries:
+        known = PUBLISHED.get(env_id, {})
+        rivals = [iqm(others) for _, other, _, others in entries if other == env_id]
+        best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", min(rivals))])
+        if env_id in read("random"):
+            worst = read("random")[env_id]["returns"][0]
+            yield script, env_id, side, *[(x - worst) / (best - worst) for x in (iqm(returns), *interval(returns))]
 
 
-def comparisons():
-    """(benchmark, environment, {variant: scores}) of the benchmarks that compare settings."""
-    taxi = read("ppo_masked_taxi")
-    last = {name: list(entry["milestones"].values())[-1] for name, entry in taxi["results"].items()}
-    yield "ppo_masked_taxi", "Taxi-v4, expected return", last
-    needle = read("ppo_masked_needle")
-    yield "ppo_masked_needle", "Needle-v0", {name: needle[name]["returns"] for name in ("masked", "naive mask")}
-    exact = {name: entry["exact_returns"] for name, entry in read("qlearning_exact").items()}
-    yield "qlearning_exact", "expected return of the greedy policy", exact
-    yield "ppod_doorkey", "MiniGrid-DoorKey-16x16-v0", dict(by_variant(read("ppod_doorkey")["results"], "return"))
-    rnd = read("ppo_rnd_multiroom")
-    yield "ppo_rnd_multiroom", rnd["env_id"], dict(by_variant(rnd["results"], "return_mean"))
-    yield "ppo_rnd_further", "1,000,000 steps", dict(by_variant(read("ppo_rnd_further")["results"], "return_mean"))
-    variants = read("mappo_variants")
-    runs = {
-        name: [run["summary"]["eval_return_mean"] for run in seeds.values()] for name, seeds in variants["runs"].items()
-    }
-    yield "mappo_variants", variants["env_id"], runs
-    cheetah = read("ddpg_td3_halfcheetah")["last weights, 100 episodes: mean, standard deviation"]
-    yield "ddpg_td3_halfcheetah", "HalfCheetah-v5, 225,000 steps", {"TD3": [mean for mean, _ in cheetah]}
-    for env_id, results in read("rainbow_ablation").get("results", {}).items():
-        yield "rainbow_ablation", env_id, dict(by_variant(results, "score"))
+def draw():
+    """The figure: a row for each script and environment."""
+    from matplotlib.figure import Figure
 
-
-def compared():
-    """The rows of all comparisons."""
-    yield "command", "environment", "setting", "mean", "worst seed", "deviation", "seeds"
-    for benchmark, environment, variants in comparisons():
-        for name, values in variants.items():
-            yield f"`benchmarks/{benchmark}.py`", environment, name, *many(values), len(values)
-
-
-def kills():
-    """The configurations of each script that were killed, and whether they came out the same."""
-    yield "script", "configurations", "kills each", "verdict"
-    for script, configurations in read("kills").items():
-        for verdict in sorted({entry["verdict"] for entry in configurations.values()}):
-            entries = {name: entry for name, entry in configurations.items() if entry["verdict"] == verdict}
-            yield script, ", ".join(entries), min(entry["kills"] for entry in entries.values()), verdict
+    found = list(shares())
+    places = {place: i for i, place in enumerate(dict.fromkeys(share[:2] for share in found))}
+    figure = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
+    axis = figure.subplots()
+    labels = []
+    for script, env_id in places:
+        first = not labels or not any(label.startswith(f"{script}.py") for label in labels)
+        labels.append(f"{script}.py   {env_id}" if first else env_id)
+    for script, env_id, side, share, low, high in found:
+        row = places[script, env_id] + (0.25 if side == "peer" else 0)
+        style = {"fmt": "o", "color": "C0"} if side == "ours" else {"fmt": "D", "color": "C1"}
+        axis.errorbar(
+            share, row, xerr=[[max(share - low, 0)], [max(high - share, 0)]], markersize=4, capsize=2, **style
+        )
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(labels)), labels, fontsize="small")
+    axis.invert_yaxis()
+    axis.set(xlim=(0, 1.1), xlabel="share of the best known score (0: random actions)")
+    axis.grid(axis="x", alpha=0.3)
+    figure.savefig(FIGURE, dpi=110)
 
 
 def page():
     """The whole page."""
-    parts = [INTRO, SCORES, table(*scores()), SPEEDS, table(*speeds()), "## Settings compared", table(*compared())]
-    parts += [KILLS, table(*kills())]
+    parts = [INTRO]
+    for script in SCRIPTS:
+        rows = list(rows_of(script))
+        if len(rows) > 1:
+            parts += [f"## {script}.py", table(*rows)]
+    if read("peers"):
+        parts += ["## Beside the peers", table(*races())]
+    killed, differing = (sum(entry[field] for entry in read("kills").values()) for field in ("kills", "differing"))
+    kills = f"Of runs killed {killed} times and resumed (`python benchmarks/kills.py`), {differing} came out different."
+    parts += ["## Speeds", table(*speeds()), kills, HOW]
     return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
+    draw()
     PAGE.write_text(page(), encoding="utf-8")

@@ -1,107 +1,108 @@
-"""Final evaluation scores of a script with its TUNED settings, five seeds each.
+"""Scores of a script with its TUNED settings, over several seeds.
 
-    python benchmarks/scores.py ppo.py ENV_ID … [--seeds 1 2 3 4 5] [--jobs 2] [--flags "…"]
+    python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 [--seeds 1 2 3 4 5] [--jobs 2] [--flags="…"]
+    python benchmarks/scores.py random CartPole-v1 LunarLander-v3    # what random actions get
 
-Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`; the score is the mean of
-the last evaluation (100 deterministic episodes of the final weights). Where a run stops as soon as an evaluation is
-good enough (--stop-at-return), its final weights play another 100 episodes, and these count; so do its best weights,
-those that --evaluate plays, whose score is kept beside that. Merges into benchmarks/results/ppo_scores.json, prints a
-table, and, without --flags, keeps the learning curve of the first seed as ppo_ENV_ID.png beside it.
+Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`. The score is the mean
+return of 100 further deterministic episodes of its final weights. Runs lie in runs/scores, so one that was killed is
+resumed. Writes benchmarks/results/ppo_scores.json, a seed at a time, and skips what is there for the same text of the
+script. Without --flags it keeps the learning curve of the first seed as ppo_ENV_ID.png.
 """
 
 import argparse
+import csv
 import json
-import os
-import platform
+import re
 import shlex
 import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).parent / "results"
+from common import RESULTS, ROOT, call, keep, missing, stamp, thin
 
 
-def score(script, env_id, seed, flags, keep_curve):
-    """The summary of one run."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / script), "--env-id", env_id, "--seed", str(seed), *shlex.split(flags)]
-        command += ["--eval-episodes", "100", "--no-progress", "--run-dir", folder]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        if keep_curve:
-            RESULTS.mkdir(exist_ok=True)
-            shutil.copy(
-                Path(folder, "learning_curve.png"), RESULTS / f"{Path(script).stem}_{env_id.replace('/', '-')}.png"
-            )
-        summary = json.loads(Path(folder, "summary.json").read_text())
-        if json.loads(Path(folder, "config.json").read_text())["args"].get("stop_at_return") is not None:
-            for model, name in (("last", "eval_return_mean"), ("best", "best_return_mean")):
-                again = shlex.split(f"--model {model} --eval-episodes 100 --seed {seed + 500} --evaluate")
-                command = [sys.executable, str(ROOT / script), *again, folder]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    raise SystemExit(done.stderr)
-                summary[name] = float(done.stdout.split(f"{model} weights: ")[1].split()[0])
-        print(env_id, seed, summary, flush=True)
-        return summary
+def measure(script, env_id, seed, flags, text):
+    """(figures of one run, its folder). A run of the same text that was begun is gone on with."""
+    name = re.sub(r"[^\w.=-]+", "_", f"{Path(script).stem} {env_id} {flags} {seed} {text}")
+    folder = ROOT / "runs" / "scores" / name
+    memory = None  # of a run that was over before
+    if not (folder / "summary.json").exists():
+        begin = ["--env-id", env_id, "--seed", seed, "--eval-episodes", 100, *shlex.split(flags), "--run-dir", folder]
+        begun = (folder / "config.json").exists()
+        _, memory = call(sys.executable, ROOT / script, *(["--resume", folder] if begun else begin), "--no-progress")
+    again = ["--evaluate", folder, "--model", "last", "--eval-episodes", 100, "--seed", seed + 500]
+    printed, _ = call(sys.executable, ROOT / script, *again)
+    run = json.loads((folder / "summary.json").read_text())
+    with (folder / "metrics.csv").open() as file:
+        rows = [(float(row["step"]), float(row["return_mean"])) for row in csv.DictReader(file)]
+    figures = {"returns": float(printed.split("weights: ")[1].split()[0]), "steps": run["global_step"]}
+    figures |= {"seconds": round(run["seconds"], 1), "memory": memory}
+    return figures | {"curves": thin([row for row in rows if row[1] == row[1]])}, folder  # NaN: no episode was over
 
 
-def commit(script):
-    """The commit that last changed a script, with a + if it has been changed since."""
-    git = ["git", "-C", str(ROOT)]
-    last = subprocess.run([*git, "log", "-1", "--format=%h", "--", script], capture_output=True, text=True).stdout
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", script]).returncode
-    return last.strip() + "+" * changed
+def random_return(env_id):
+    """The mean return of 100 episodes of random actions; of a team, the sum over agents."""
+    if "." in env_id:  # a team: PettingZoo's parallel environments
+        env = import_module(env_id).parallel_env()
+    else:
+        import gymnasium
+
+        if env_id.startswith("MiniGrid"):
+            import_module("minigrid")
+        env = gymnasium.make(env_id)
+        env.action_space.seed(0)
+    total = 0.0
+    for seed in range(100):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            if "." in env_id:
+                actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+                total += sum(env.step(actions)[1].values())
+                over = not env.agents
+            else:
+                _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+                total += float(reward)
+                over = terminated or truncated
+    return total / 100
+
+
+def score(script, env_id, seed, flags, stamped, keep_curve):
+    """Measure one run, and write it down."""
+    figures, folder = measure(script, env_id, seed, flags, stamped["text"])
+    name = Path(script).stem
+    keep(f"{name}_scores", f"{env_id} {flags}".strip(), stamped, seed, figures)
+    if keep_curve:
+        shutil.copy(folder / "learning_curve.png", RESULTS / f"{name}_{env_id.replace('/', '-')}.png")
+    print(env_id, seed, {field: value for field, value in figures.items() if field != "curves"}, flush=True)
 
 
 def main():
-    """Run, merge, print."""
-    parser = argparse.ArgumentParser()
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script")
     parser.add_argument("env_ids", nargs="+")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--flags", default="")
     args = parser.parse_args()
-    path = RESULTS / f"{Path(args.script).stem}_scores.json"
-    with ThreadPoolExecutor(args.jobs) as pool:
-        for env_id in args.env_ids:
-            runs = [
-                pool.submit(score, args.script, env_id, seed, args.flags, seed == args.seeds[0] and not args.flags)
-                for seed in args.seeds
-            ]
-            summaries = [run.result() for run in runs]
-            report = json.loads(path.read_text()) if path.exists() else {}
-            entry = report[f"{env_id} {args.flags}".strip()] = {
-                "seeds": args.seeds,
-                "returns": [summary["eval_return_mean"] for summary in summaries],
-                "steps": [summary["global_step"] for summary in summaries],
-                "seconds": [round(summary["seconds"], 1) for summary in summaries],
-                "jobs_side_by_side": args.jobs,
-                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-                "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy")},
-                "commit": commit(args.script),
-            }
-            if "best_return_mean" in summaries[0]:
-                entry["returns of the best weights"] = [summary["best_return_mean"] for summary in summaries]
-            RESULTS.mkdir(exist_ok=True)
-            path.write_text(json.dumps(report, indent=1))
-    print("\n| environment | mean of seeds | worst seed | over seeds | steps | seconds |\n|---|---|---|---|---|---|")
-    for name, entry in json.loads(path.read_text()).items():
-        returns = entry["returns"]
-        spread = statistics.pstdev(returns)
-        seconds = statistics.median(entry["seconds"])
-        print(
-            f"| {name} | {statistics.mean(returns):.1f} | {min(returns):.1f} | ± {spread:.1f} | "
-            f"{max(entry['steps']):,} | {seconds:.0f} |"
-        )
+    for env_id in args.env_ids:
+        if args.script == "random":
+            if missing("random", env_id, "random", [0]):
+                figures = {"returns": round(random_return(env_id), 3)}
+                keep("random", env_id, stamp("benchmarks/scores.py") | {"text": "random"}, 0, figures)
+            continue
+        stamped = stamp(args.script)
+        name, key = f"{Path(args.script).stem}_scores", f"{env_id} {args.flags}".strip()
+        with ThreadPoolExecutor(args.jobs) as pool:
+            jobs = []
+            for seed in missing(name, key, stamped["text"], args.seeds):
+                keep_curve = seed == args.seeds[0] and not args.flags
+                jobs.append(pool.submit(score, args.script, env_id, seed, args.flags, stamped, keep_curve))
+        for job in jobs:
+            job.result()  # raises what was raised there
 
 
 if __name__ == "__main__":

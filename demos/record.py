@@ -12,8 +12,10 @@ it. The environment and the format of the files are the script's, which is loade
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -26,6 +28,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "ppod.py"
 MINIGRID = {"a": 0, "d": 1, "w": 2, "p": 3, "x": 4, " ": 5}, None
 KEYS = {"MiniGrid": MINIGRID, "BabyAI": MINIGRID, "MountainCar-": ({"a": 0, "d": 2}, 1)}
 MOST_EPISODES = 100  # that an agent plays in search of good ones
+MOST_STEPS = 27_000  # of an episode that has no end of its own
 
 
 def load_script(path):
@@ -46,7 +49,8 @@ class Recorder(gym.Env):
     def __init__(self, script, args, render_mode=None):
         self.script = script
         self.args = args
-        self.envs = script.make_envs(args, 1, render_mode)
+        kwargs = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+        self.envs = script.make_envs(replace(args, env_kwargs=json.dumps(kwargs)), 1)
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space
         self.metadata = self.envs.metadata
@@ -82,7 +86,7 @@ class Recorder(gym.Env):
         note = ""
         if self.script.is_good(demo.total, self.args.initial_reward_threshold):
             path = self.free_path()
-            self.script.save_demo(path, demo, self.args, self.observation_space, self.action_space)
+            self.script.save_demo(path, demo, self.args, self.action_space)
             self.saved += 1
             note = f" -> {path}"
         print(f"return {demo.total:.3f} in {len(self.rewards)} steps{note}")
@@ -108,8 +112,10 @@ def check_display(script):
     has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.platform.startswith("linux") and not (asked_for or has_screen):
         raise without
-    with script.blame("playing needs another package: pip install pygame", ImportError):
+    try:
         import pygame
+    except ImportError as error:
+        raise script.UserError("playing needs another package: pip install pygame") from error
     try:
         pygame.display.init()
     except pygame.error:
@@ -143,38 +149,47 @@ def action_names(env):
     return {int(action): name for name, action in members.items()}
 
 
-def record_from_run(script, args):
+def record_from_run(script, run_dir, flags):
     """Let the agent of a run play until enough good episodes are saved, or MOST_EPISODES have been played."""
-    agent = script.load_agent(args)
-    recorder = Recorder(script, args)
+    model = script.tuned("--evaluate", run_dir, *flags).model
+    agent = script.load(run_dir, model, *flags)
+    recorder = Recorder(script, agent.args)
     for _ in range(MOST_EPISODES):
         obs, _ = recorder.reset()
-        if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
-            agent.begin_episodes(1)
-        for _ in range(script.episode_limit(args, recorder.envs.spec)):
+        agent.begin_episodes(1)
+        for _ in range(MOST_STEPS):
             obs, _, terminated, truncated, _ = recorder.step(agent.act(obs[None])[0])
             if terminated or truncated:
                 break
-        if recorder.saved >= args.num_agent_demos_to_save:
+        if recorder.saved >= agent.args.num_agent_demos_to_save:
             return
 
 
 def record_from_minari(script, args, name):
     """Make a demo file of every episode of a local Minari dataset, good or not."""
-    with script.blame("--from-minari needs another package: pip install minari", ImportError):
+    try:
         import minari
-    with script.blame(f"cannot load the Minari dataset {name}", Exception):  # it can raise anything
+    except ImportError as error:
+        raise script.UserError("--from-minari needs another package: pip install minari") from error
+    try:
         dataset = minari.load_dataset(name)
+    except Exception as error:  # it can raise anything
+        raise script.UserError(f"cannot load the Minari dataset {name}: {error}") from error
     envs = script.make_envs(args, 1)
-    spaces = envs.single_observation_space, envs.single_action_space
+    observation_space, action_space = envs.single_observation_space, envs.single_action_space
     folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
     for episode in dataset.iterate_episodes():
         obs = episode.observations["image"] if isinstance(episode.observations, dict) else episode.observations
-        with script.blame(f"{name}, episode {episode.id}", ValueError):
-            actions = script.from_env(np.asarray(episode.actions), spaces[1])
-            rewards = np.asarray(episode.rewards, np.float32)
-            demo = script.as_demo(np.asarray(obs), actions, rewards, episode.terminations[-1])
-            script.save_demo(folder / f"{episode.id}.npz", demo, args, *spaces)
+        path = folder / f"{episode.id}.npz"
+        try:
+            actions = script.from_env(np.asarray(episode.actions), action_space)
+        except ValueError as error:
+            raise script.UserError(f"{name}, episode {episode.id}: {error}") from error
+        rewards = np.asarray(episode.rewards, np.float32)
+        script.save_demo(
+            path, script.as_demo(np.asarray(obs), actions, rewards, episode.terminations[-1]), args, action_space
+        )
+        script.read_demo(path, args, observation_space, action_space)  # does it fit?
     print(f"{len(dataset)} demos -> {folder}")
 
 
@@ -193,11 +208,9 @@ def main():
     script = load_script(given.script)
     try:
         if given.from_run:
-            record_from_run(script, script.tuned("--evaluate", given.from_run, *flags))
+            record_from_run(script, given.from_run, flags)
             return
         args = script.tuned(*flags)
-        script.check_args(args)
-        script.check_demo_args(args)
         if given.from_minari:
             record_from_minari(script, args, given.from_minari)
         else:

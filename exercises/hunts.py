@@ -1,65 +1,100 @@
-"""The table of bug hunts: in each copy one line is wrong, without any message. A run (`check`) or calls (`cases`) judge
-what the script does.
+"""Bug hunts: in each copy one line is wrong, without any message. What is judged is what the script does: short runs in
+probe environments, and calls. Their cases say what can be seen, never where to look.
 
-Messages of checks say what can be seen, never where to look. To add one: hunt("hunt-19", …) with the fields that
-forms.py explains; tests/test_exercises.py sees that the planted copy runs and fails, and that the sound script passes.
+To add one: hunt("hunt-21", …); tests/test_exercises.py sees that the planted copy runs and fails, and that the sound
+script passes. A hunt with several bugs gives each student one of them, drawn from a number; all have the same cases.
 """
-
-import tempfile
 
 import numpy as np
 import probes  # noqa: F401  (registers the probe environments)
-import runner
-from forms import Case, Plant, close, hunt, pool, tensor
+from mechanism import generator, hunt, slopes, tensor
+from runner import trained
+
+DRAWN = "one bug of several, drawn from a number; the hint comes with the copy"
+
+
+def last(run, name):
+    """The last row of a column of metrics.csv."""
+    return run.metrics[name][-1]
+
+
+def mean_return(m, run, episodes=20):
+    """The mean return of deterministic episodes."""
+    return m.evaluate(run.agent, run.args, episodes, 1)[0]
+
 
 # ------------------------------------------------------------------------------------------------------ qlearning.py
 
 
-def check_clock(m, train):
-    settings = {"gamma": 0.5, "learning_rate": 0.5, "total_timesteps": 2000}
-    table = train(env_id="Classroom/Endless-v0", **settings).agent.tables[0]
-    value = max(map(max, table))
-    if not close(value, 2.0, 0.02):
-        return f"a state that pays 1 in every step for ever is worth 2 with gamma 0.5; the table says {value:.2f}"
+def endless_table(m):
+    """What the table says of Endless with gamma 0.5, where the right answer is 2."""
+    run = trained(m, env_id="Classroom/Endless-v0", gamma=0.5, learning_rate=0.5, total_timesteps=2000)
+    return max(map(max, run.agent.tables[0]))
 
 
+def casino_table(m):
+    """By how much double Q-learning values a game of Casino above 0, on average; it is worth -0.1."""
+    constant = {"epsilon_start": 0.5, "epsilon_min": 0.5, "learning_rate": 0.1, "total_timesteps": 20_000}
+    agent = trained(m, env_id="Classroom/Casino-v0", algorithm="double-q", gamma=1.0, **constant).agent
+    return max(0.0, np.mean([table[0][:5] for table in agent.tables]))
+
+
+def fork_tables(m):
+    """The tables of Fork with gamma 0.5 by each algorithm but Sarsa."""
+    found = []
+    for algorithm in ("q-learning", "expected-sarsa", "double-q"):
+        given = {"epsilon_start": 0.4, "epsilon_min": 0.4, "learning_rate": 0.5, "total_timesteps": 3000, "gamma": 0.5}
+        found.append(trained(m, env_id="Classroom/Fork-v0", algorithm=algorithm, **given).agent.tables)
+    return found
+
+
+def targets(m, seed):
+    rng = generator(seed)
+    q, other = rng.normal(size=(2, 3)).tolist()
+    step = {"reward": rng.normal(), "discount": rng.random(), "next_values": q}
+    other_values = m.double_q_target(**step, other_next_values=other)
+    return m.sarsa_target(**step, next_action=1), m.expected_sarsa_target(**step, epsilon=0.3), other_values
+
+
+CLOCK = {
+    "a state that pays 1 in every step for ever, gamma 0.5, episodes are truncated: its value": (endless_table, 0.02)
+}
+CASINO = {"games of Casino lose 0.1: by how much --algorithm double-q values them above 0": (casino_table, 0.03)}
+FORK = {"the tables of Fork, an environment of two states, with gamma 0.5 and epsilon 0.4": (fork_tables, 0.02)}
+TARGETS = {
+    f"targets of Sarsa, expected Sarsa and double Q-learning on random numbers, draw {i}": lambda m, i=i: targets(m, i)
+    for i in range(5)
+}
+CLOCK_BUG = (
+    "play_episode: discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value -> "
+    "discount = 0.0 if terminated or truncated else args.gamma  # after the last step nothing follows",
+    "Environments whose episodes terminate are learnt as ever. Where a time limit ends them, values stay too "
+    "small, and the values of states late in an episode jump up and down from one episode to the next.",
+)
+DOUBLE_BUG = (
+    "double_q_target: return reward + discount * other_next_values[best] -> "
+    "return reward + discount * next_values[best]",
+    "With --algorithm double-q the curve is just that of Q-learning, and where rewards are noisy, values are just "
+    "as much too high.",
+)
+CHOICE_BUG = (
+    "double_q_target: best = next_values.index(max(next_values)) -> "
+    "best = other_next_values.index(max(other_next_values))",
+    "With --algorithm double-q values are too high where rewards are noisy, as if there were one table only.",
+)
+TABLES = CLOCK | CASINO | FORK | TARGETS
 hunt(
     "hunt-1",
     script="qlearning.py",
-    difficulty=1,
-    minutes=30,
-    hint="Environments whose episodes terminate are learnt as ever. Where a time limit ends them, values stay too "
-    "small, and the values of states late in an episode jump up and down from one episode to the next.",
-    check=check_clock,
-    plant=Plant(
-        "play_episode",
-        "discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value",
-        "discount = 0.0 if terminated or truncated else args.gamma  # after the last step nothing follows",
-    ),
+    course="week 3, 30 minutes",
+    hint=CLOCK_BUG[1],
+    bugs=[CLOCK_BUG],
+    cases=CLOCK | FORK,
 )
-
-
-def check_casino(m, train):
-    constant = {"epsilon_start": 0.5, "epsilon_min": 0.5, "learning_rate": 0.1, "total_timesteps": 20_000}
-    agent = train(env_id="Classroom/Casino-v0", algorithm="double-q", gamma=1.0, **constant).agent
-    value = np.mean([table[0][:5] for table in agent.tables])
-    if value > 0:
-        return f"the games of Casino lose 0.1 on average; the tables of double-q value them at {value:+.2f}"
-
-
+hunt("hunt-2", script="qlearning.py", course="week 4, 40 minutes", hint=DOUBLE_BUG[1], bugs=[DOUBLE_BUG], cases=TABLES)
+QLEARNING_BUGS = [CLOCK_BUG, DOUBLE_BUG, CHOICE_BUG]
 hunt(
-    "hunt-2",
-    script="qlearning.py",
-    difficulty=2,
-    minutes=40,
-    hint="With --algorithm double-q the curve is just that of Q-learning, and where rewards are noisy, values are just "
-    "as much too high.",
-    check=check_casino,
-    plant=Plant(
-        "double_q_target",
-        "return reward + discount * other_next_values[best]",
-        "return reward + discount * next_values[best]",
-    ),
+    "hunt-qlearning", script="qlearning.py", course="week 3, 40 minutes", hint=DRAWN, bugs=QLEARNING_BUGS, cases=TABLES
 )
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
@@ -69,199 +104,248 @@ SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learn
              "end_e": 0.3, "seed": 1}  # fmt: skip
 
 
-def check_future(m, train):
-    agent = train(env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
-    q = agent(tensor([[0.0], [1.0]])).tolist()
-    if not close(q, [[0.5, 0.5], [0.0, 1.0]], 0.15):
-        return (
-            f"of two steps the second pays 1, so with gamma 0.5 Q is 0.5 in the first; it is {q[0][0]:.2f} and "
-            f"{q[0][1]:.2f}, and in the second {q[1][0]:.2f} and {q[1][1]:.2f} (0 and 1 are right)"
-        )
+def later_q(m):
+    """Q of the two steps of Later."""
+    agent = trained(m, env_id="Classroom/Later-v0", total_timesteps=4000, **SMALL_DQN).agent
+    return agent(tensor([[0.0], [1.0]]))
 
 
-hunt(
-    "hunt-3",
-    script="dqn.py",
-    difficulty=2,
-    minutes=40,
-    hint="The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
-    "rises a little and then no more.",
-    check=check_future,
-    plant=Plant("polyak", "target_weights.lerp_(weights, tau)", "target_weights.lerp(weights, tau)"),
-)
-
-
-def check_exploration(m, train):
+def epsilons(m):
+    """Epsilon after a quarter, a half, and at the end."""
     settings = {"exploration_fraction": 0.5, "start_e": 1.0, "end_e": 0.1}
-    trained = train(env_id="Classroom/Cue-v0", total_timesteps=2000, **SMALL_DQN | settings)
-    for row in trained.metrics:
-        due = max(0.1, 1 - 0.9 * row["step"] / 1000)
-        if abs(row["epsilon"] - due) > 0.05:
-            return (
-                f"epsilon has to fall from 1 to 0.1 over the first half of 2,000 steps; after {row['step']:.0f} it is "
-                f"{row['epsilon']:.2f} instead of {due:.2f}"
-            )
+    run = trained(m, env_id="Classroom/Cue-v0", total_timesteps=2000, **SMALL_DQN | settings)
+    column = run.metrics["epsilon"]
+    return [column[len(column) * part // 4 - 1] for part in (1, 2, 4)]
 
 
+FUTURE = {"Q of two steps, of which the second pays 1 for action 1, with gamma 0.5": (later_q, 0.15)}
+EXPLORATION = {
+    "epsilon, which is to fall from 1 to 0.1 over the first half: after a quarter of the steps, a half, and all": (
+        epsilons,
+        0.05,
+    )
+}
+FUTURE_BUG = (
+    "polyak: target_weights.lerp_(weights, tau) -> target_weights.lerp(weights, tau)",
+    "The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
+    "rises a little and then no more.",
+)
+EXPLORATION_BUG = (
+    "train: max(1, args.exploration_fraction * args.total_timesteps) -> max(1, args.exploration_fraction)",
+    "--exploration-fraction makes no difference. Whether the return rises at all is a matter of luck; on "
+    "MountainCar-v0, where the goal has to be found first, it rarely leaves -200.",
+)
+DQN_BUGS = [
+    FUTURE_BUG,
+    EXPLORATION_BUG,
+    (
+        "td_targets: gamma * ~terminated * target_q -> gamma * target_q",
+        "On CartPole-v1 q goes towards 1 / (1 - gamma), however short the episodes are. With --gamma 0 all is well.",
+    ),
+    (
+        "ReplayBuffer.add: self.next_obs[slots] = next_obs[played] -> self.next_obs[slots] = obs[played]",
+        "A reward that comes late is learnt in the step that it is paid in, but not in those before. With "
+        "--gamma 0 all is well.",
+    ),
+    (
+        "train: linear_schedule(args.start_e, args.end_e, exploration_steps, run.step) -> "
+        "linear_schedule(args.end_e, args.start_e, exploration_steps, run.step)",
+        "Episodes of training get worse and worse, whatever the evaluations say.",
+    ),
+]
+hunt("hunt-3", script="dqn.py", course="week 5, 40 minutes", hint=FUTURE_BUG[1], bugs=[FUTURE_BUG], cases=FUTURE)
 hunt(
     "hunt-4",
     script="dqn.py",
-    difficulty=1,
-    minutes=25,
-    hint="--exploration-fraction makes no difference. Whether the return rises at all is a matter of luck; on "
-    "MountainCar-v0, where the goal has to be found first, it rarely leaves -200.",
-    check=check_exploration,
-    plant=Plant(
-        "train", "max(1, args.exploration_fraction * args.total_timesteps)", "max(1, args.exploration_fraction)"
-    ),
+    course="week 5, 25 minutes",
+    hint=EXPLORATION_BUG[1],
+    bugs=[EXPLORATION_BUG],
+    cases=EXPLORATION,
 )
+hunt("hunt-dqn", script="dqn.py", course="week 5, 40 minutes", hint=DRAWN, bugs=DQN_BUGS, cases=FUTURE | EXPLORATION)
 
 # ------------------------------------------------------------------------------------------------------------ ppo.py
 
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
 
-def check_bonus(m, train):
-    trained = train(env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0})
-    entropy = trained.metrics[-1]["entropy"]
-    if entropy < 0.6:
-        return (
-            f"with an entropy bonus of weight 10 the policy has to stay near the highest entropy, log 2 = 0.69; "
-            f"after {trained.metrics[-1]['step']:.0f} steps it is {entropy:.2f}"
-        )
-
-
-hunt(
-    "hunt-5",
-    script="ppo.py",
-    difficulty=1,
-    minutes=20,
-    hint="On CartPole-v1 with --ent-coef 1 the entropy in the lower panel falls to zero, where it should stay near "
-    "0.6, and the last evaluation is far below 500. Without an entropy bonus nothing is wrong.",
-    check=check_bonus,
-    plant=Plant("ppo_loss", "pg_loss - args.ent_coef * entropy", "pg_loss + args.ent_coef * entropy"),
-)
-
-
-def check_later(m, train):
-    import torch
-
-    trained = train(env_id="Classroom/Later-v0", gamma=0.5, total_timesteps=8000, **TINY)
-    with torch.no_grad():
-        values = trained.agent.critic(tensor([[0.0], [1.0]])).squeeze(1).tolist()
-    if not close(values, [0.5, 1.0], 0.15) or trained.summary["eval_return_mean"] < 1:
-        return (
-            f"of two steps the second pays 1, so with gamma 0.5 they are worth 0.5 and 1; the critic has learnt "
-            f"{values[0]:.2f} and {values[1]:.2f}, and the agent gets {trained.summary['eval_return_mean']:.2f}"
-        )
-
-
-hunt(
-    "hunt-6",
-    script="ppo.py",
-    difficulty=3,
-    minutes=60,
-    hint="CartPole-v1 and Acrobot-v1 are learnt as ever; only explained_variance stays somewhat lower on the latter, "
-    "0.85 instead of 0.91. But on FrozenLake-v1 the return stays at 0.04, where the sound script comes to 0.3 or more "
-    "within 150,000 steps.",
-    check=check_later,
-    plant=Plant(
-        "train",
-        "buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows)",
-        "buffer.add(t, obs, actions, rewards, terminated, truncated, terminated | truncated)",
-    ),
-)
+def later_values(m):
+    """The critic's values of the two steps of Later, and the mean return."""
+    run = trained(m, env_id="Classroom/Later-v0", gamma=0.5, gae_lambda=0.9, total_timesteps=8000, **TINY)
+    return run.agent.critic(tensor([[0.0], [1.0]])).flatten(), mean_return(m, run)
 
 
 def loaded_again(m):
-    """Mean returns of the same agent: at the end of its run, and loaded from the run's folder."""
-    settings = TINY | {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}', "normalize_obs": True}
-    with tempfile.TemporaryDirectory() as folder:
-        summary = runner.train(m, folder, **settings, total_timesteps=6000, eval_episodes=50)
-        agent = m.load(f"{folder}/run", "last")
-    return summary["eval_return_mean"], m.evaluate(agent, m.Args(**settings), 50)[0]
+    """Mean returns of the same agent: at the end of its run, and with its weights given to a new one."""
+    env = {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}'}
+    run = trained(m, **env, **TINY, normalize_obs=True, total_timesteps=6000)
+    other = m.make_agent(run.args, m.make_envs(run.args, 1))
+    other.load_state_dict(run.agent.state_dict())
+    return mean_return(m, run), m.evaluate(other, run.args, 20, 1)[0]
 
 
-hunt(
-    "hunt-7",
-    script="ppo.py",
-    difficulty=2,
-    minutes=45,
-    hint="With --normalize-obs, on CartPole-v1 for instance, the curve looks sound. But --evaluate of the finished run "
-    "scores far less than its last point, and a run that is resumed falls back to where it began.",
-    cases=[
-        Case(
-            "a run that normalises observations: its last evaluation, then one of the agent that load returns, where "
-            "every episode can pay 1",
-            loaded_again,
-            [1.0, 1.0],
+BONUS = {
+    "an entropy bonus of weight 10, two actions: the entropy at the end (log 2 = 0.69 is the highest)": (
+        lambda m: last(
+            trained(m, env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0}), "entropy"
         ),
-    ],
-    plant=Plant(
-        "read_weights",
-        'agent.load_state_dict(state["agent"])',
-        'agent.load_state_dict({name: state["agent"][name] for name, _ in agent.named_parameters()}, strict=False)',
-    ),
+        0.09,
+    )
+}
+LATER = {
+    "two steps, of which the second pays 1 for action 1, gamma 0.5: (their values by the critic, the mean return)": (
+        later_values,
+        0.12,
+    )
+}
+LOADED = {
+    "a run that normalises observations, where every episode can pay 1: the mean return of its agent; then "
+    "of a new agent that has got its weights": (loaded_again, 0.1)
+}
+BONUS_BUG = (
+    "ppo_loss: pg_loss - args.ent_coef * entropy -> pg_loss + args.ent_coef * entropy",
+    "On CartPole-v1 with --ent-coef 1 the entropy in the lower panel falls to zero, where it should stay near "
+    "0.6, and the last evaluation is far below 500. Without an entropy bonus nothing is wrong.",
 )
+ROWS_BUG = (
+    "RolloutBuffer.minibatches: np.flatnonzero(~self.reset_rows) -> "
+    "np.flatnonzero(~(self.terminated | self.truncated))",
+    "CartPole-v1 and Acrobot-v1 are learnt as ever; only explained_variance stays somewhat lower on the latter, "
+    "0.82 instead of 0.92. But on FrozenLake-v1 the return stays below 0.05, where the sound script comes to 0.3 or "
+    "more within 150,000 steps.",
+)
+LOADED_BUG = (
+    'RunningMeanStd: self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64)) -> '
+    'self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64), persistent=False)',
+    "With --normalize-obs, on CartPole-v1 for instance, the curve looks sound. But --evaluate of the finished run "
+    "scores far less than its last point, and a run that is resumed falls back to where it began.",
+)
+PPO_BUGS = [
+    BONUS_BUG,
+    ROWS_BUG,
+    LOADED_BUG,
+    (
+        "RolloutBuffer.compute_advantages: compute_gae(*steps, args.gamma, args.gae_lambda) -> "
+        "compute_gae(*steps, args.gae_lambda, args.gamma)",
+        "A small --gamma does not make the critic's values small, and a small --gae-lambda does.",
+    ),
+    (
+        "compute_gae: return advantages, advantages + values -> return advantages, advantages",
+        "The critic's values stay far below the returns, and explained_variance far below that of the sound script.",
+    ),
+    (
+        "compute_gae: deltas = rewards + gamma * next_values * ~terminated - values -> "
+        "deltas = rewards + gamma * next_values - values",
+        "Where episodes end by a time limit nothing is wrong. Where they end in failure, the critic is too "
+        "confident shortly before: it sees a future where there is none.",
+    ),
+]
+hunt("hunt-5", script="ppo.py", course="week 7, 20 minutes", hint=BONUS_BUG[1], bugs=[BONUS_BUG], cases=BONUS)
+hunt("hunt-6", script="ppo.py", course="week 8, 60 minutes", hint=ROWS_BUG[1], bugs=[ROWS_BUG], cases=LATER)
+hunt("hunt-7", script="ppo.py", course="week 8, 45 minutes", hint=LOADED_BUG[1], bugs=[LOADED_BUG], cases=LOADED)
+hunt("hunt-ppo", script="ppo.py", course="week 8, 45 minutes", hint=DRAWN, bugs=PPO_BUGS, cases=BONUS | LATER | LOADED)
 
-# ----------------------------------------------------------------------------------------------------- ppo_masked.py
+# -------------------------------------------------------------------------------------- ppo_masked.py, ppo_rnd.py
 
 
-def check_first_ratio(m, train):
-    trained = train(env_id="Classroom/Doors-v0", total_timesteps=1000, **TINY | {"learning_rate": 0.0})
-    kl = trained.metrics[0]["approx_kl"]
-    if kl > 1e-6:
-        return f"with a learning rate of 0 the policy does not move, but approx_kl is {kl:.4f} instead of 0"
+def first_kl(m):
+    return trained(m, env_id="Classroom/Doors-v0", total_timesteps=1000, **TINY | {"learning_rate": 0.0}).metrics[
+        "approx_kl"
+    ][0]
 
 
 hunt(
     "hunt-8",
     script="ppo_masked.py",
-    difficulty=2,
-    minutes=45,
+    course="week 8, 45 minutes",
     hint="No invalid action is ever taken. But approx_kl is large from the first rollout on, before the policy has "
     "moved at all, and clip_fraction with it.",
-    check=check_first_ratio,
-    plant=Plant(
-        "masked_ppo_loss",
-        "masks = None if args.naive_mask else batch.action_masks",
-        "masks = batch.action_masks if args.naive_mask else None",
-    ),
+    cases={
+        "a learning rate of 0, so that the policy does not move: approx_kl": (first_kl, 1e-5),
+    },
+    bugs=[
+        (
+            "masked_ppo_loss: masks = None if args.naive_mask else batch.action_masks -> "
+            "masks = batch.action_masks if args.naive_mask else None",
+            "",
+        )
+    ],
 )
 
-# ------------------------------------------------------------------------------------------------------- ddpg_td3.py
+
+def window_entropy(m):
+    given = {"total_timesteps": 3000, **TINY} | {"gamma": 0.5, "intrinsic_gamma": 0.5}
+    return last(trained(m, env_id="Classroom/Window-v0", **given), "entropy")
 
 
-def check_frozen_targets(m, train):
-    import torch
+hunt(
+    "hunt-18",
+    script="ppo_rnd.py",
+    course="week 12, 45 minutes",
+    hint="intrinsic_reward and predictor_loss look as they should. But where episodes have one step only, curiosity "
+    "has no effect at all; in longer ones it seems to credit the wrong steps.",
+    cases={
+        "nothing in Window pays, and action 1 shows something new each time, action 0 never. So curiosity "
+        "settles for action 1 within 3,000 steps: the entropy of the policy": (window_entropy, 0.25),
+    },
+    bugs=[("train: rnd.rewards(buffer.next_obs,  -> rnd.rewards(buffer.obs[:-1], ", "")],
+)
 
+# -------------------------------------------------------------------------------------------- ddpg_td3.py, sac.py
+
+
+def frozen_targets(m):
+    """By how much the critic's value of Endless differs from 1 + 0.9 of its target's, where targets never move."""
     settings = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "batch_size": 64}
     settings |= {"learning_starts": 200, "total_timesteps": 1500, "gamma": 0.9, "tau": 0.0, "seed": 1}
-    agent = train(env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
-    with torch.no_grad():
-        action = torch.zeros(1, 1)
-        value = min(critic(torch.zeros(1, 1), action).item() for critic in agent.critics)
-        target = min(critic(torch.zeros(1, 1), action).item() for critic in agent.target_critics)
-    if not close(value, 1 + 0.9 * target, 0.5):
-        return (
-            f"where every step pays 1, and targets stay at {target:.2f} because tau is 0, Q has to be about "
-            f"1 + 0.9 x {target:.2f} = {1 + 0.9 * target:.2f}; it is {value:.2f}"
-        )
+    agent = trained(m, env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
+    values = []
+    for critics in (agent.critics, agent.target_critics):
+        values.append(min(critic(tensor([[0.0]]), tensor([[0.0]])).item() for critic in critics))
+    return values[0] - (1 + 0.9 * values[1])
 
 
 hunt(
     "hunt-9",
     script="ddpg_td3.py",
-    difficulty=3,
-    minutes=50,
+    course="week 9, 50 minutes",
     hint="The critic's values grow faster than they should, and value_mean and critic_loss swing together. --tau makes "
     "no difference to them, though it should make a large one.",
-    check=check_frozen_targets,
-    plant=Plant(
-        "bellman_targets",
-        "next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]",
-        "next_values = [critic(batch.next_obs, next_actions) for critic in agent.critics]",
-    ),
+    cases={
+        "every step pays 1, gamma is 0.9, and targets stay what they are, since tau is 0: by how much the "
+        "critic's value differs from 1 + 0.9 of the target's": (frozen_targets, 0.5),
+    },
+    bugs=[
+        (
+            "bellman_targets: next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics] "
+            "-> next_values = [critic(batch.next_obs, next_actions) for critic in agent.critics]",
+            "",
+        )
+    ],
+)
+
+
+def alphas(m):
+    """What becomes of alpha, which begins at 1, in a short run, and its slope for a policy that is too certain."""
+    settings = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "batch_size": 64}
+    settings |= {"learning_starts": 100, "total_timesteps": 400, "gamma": 0.9, "seed": 1}
+    run = trained(m, env_id="Classroom/Aim-v0", **settings)
+    log_alpha = tensor(0.0).requires_grad_()
+    loss = m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0)
+    return last(run, "alpha"), slopes(loss, log_alpha)[0]
+
+
+hunt(
+    "hunt-20",
+    script="sac.py",
+    course="week 9, 40 minutes",
+    hint="On Pendulum-v1 alpha rises without an end, where it should fall, and the entropy stays as high as it can be. "
+    "With a fixed --alpha nothing is wrong.",
+    cases={
+        "(alpha after 400 steps with one dimension of actions, the slope of its loss by log alpha where the "
+        "entropy is 0)": (alphas, 0.2),
+    },
+    bugs=[("alpha_loss: log_probs.detach() + target_entropy -> log_probs.detach() - target_entropy", "")],
 )
 
 # ------------------------------------------------------------------------------------------------------------- es.py
@@ -276,46 +360,37 @@ def uphill_cosine(m):
     return gradient @ uphill / np.linalg.norm(gradient) / np.linalg.norm(uphill)
 
 
-hunt(
-    "hunt-10",
-    script="es.py",
-    difficulty=2,
-    minutes=40,
-    hint="theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
+def counted(m):
+    """The returns of 32 candidates on CartPole, which pays 1 in each step, by the steps that they have taken."""
+    run = trained(m, env_id="CartPole-v1", population_size=32, num_generations=1, hidden_sizes=(), seed=1)
+    return run.metrics["return_mean"][0] * 32 / run.metrics["step"][0]
+
+
+UPHILL = {
+    "returns grow along a straight line: the cosine of the angle between it and the way that theta is to "
+    "take, as 400 candidates find it": (uphill_cosine, 0.1)
+}
+COUNTED = {"CartPole pays 1 in each step: the returns of 32 candidates, divided by their steps": (counted, 0.01)}
+UPHILL_BUG = (
+    "make_candidates: axis=1 -> axis=0",
+    "theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
     "parameters the policy has, the less it rises.",
-    cases=[
-        Case(
-            "returns grow along a straight line: the cosine of the angle between it and the way that theta is to take, "
-            "as 400 candidates find it",
-            uphill_cosine,
-            1.0,
-            atol=0.1,
-        ),
-    ],
-    plant=Plant("make_candidates", "axis=1", "axis=0"),
 )
-
-
-def check_counting(m, train):
-    trained = train(env_id="CartPole-v1", population_size=32, num_generations=1, hidden_sizes=(), seed=1)
-    row = trained.metrics[0]
-    if not close(row["return_mean"] * 32, row["step"], 0.5):
-        return (
-            f"CartPole pays 1 in each step, so 32 candidates that have taken {row['step']:.0f} steps got as much; but "
-            f"their returns add up to {row['return_mean'] * 32:.0f}"
-        )
-
-
-hunt(
-    "hunt-11",
-    script="es.py",
-    difficulty=2,
-    minutes=40,
-    hint="On CartPole-v1 the mean return of the candidates is far above what the evaluations say, from the first "
+COUNTED_BUG = (
+    "play_candidates: returns += rewards * playing -> returns += rewards",
+    "On CartPole-v1 the mean return of the candidates is far above what the evaluations say, from the first "
     "generation on, and all candidates seem to be nearly as good. On Pendulum-v1 nothing is wrong.",
-    check=check_counting,
-    plant=Plant("play_candidates", "returns += rewards * playing", "returns += rewards"),
 )
+SUM_BUG = (
+    "es_gradient: return (plus - minus) @ noise / (len(fitnesses) * sigma) -> "
+    "return (plus + minus) @ noise / (len(fitnesses) * sigma)",
+    "theta moves in every generation, and candidates differ in their returns; but the curve wanders, and more "
+    "candidates do not help.",
+)
+ES_BUGS = [UPHILL_BUG, COUNTED_BUG, SUM_BUG]
+hunt("hunt-10", script="es.py", course="week 10, 40 minutes", hint=UPHILL_BUG[1], bugs=[UPHILL_BUG], cases=UPHILL)
+hunt("hunt-11", script="es.py", course="week 10, 40 minutes", hint=COUNTED_BUG[1], bugs=[COUNTED_BUG], cases=COUNTED)
+hunt("hunt-es", script="es.py", course="week 10, 40 minutes", hint=DRAWN, bugs=ES_BUGS, cases=UPHILL | COUNTED)
 
 # ----------------------------------------------------------------------------------------------------------- ppod.py
 
@@ -326,11 +401,9 @@ def tiny_sequences(m):
     envs = m.make_envs(args, 1)
     agent = m.make_agent(args, envs)
     buffer = m.SequenceBuffer(3, 1, envs.single_observation_space, envs.single_action_space)
-    buffer.state = tensor([[]])  # there is no GRU
-    obs = np.eye(4, 11, dtype=np.float32)[:, None]
-    for t in range(3):
-        step = m.Step([[0]], obs[t + 1], [1.0], [t == 0], [False])
-        buffer.add(t, obs[t], step, [t == 1], [1 if t == 0 else 0])
+    buffer.obs[:] = np.eye(4, 11)[:, None]
+    buffer.rewards[:] = 1
+    buffer.terminated[0] = buffer.reset_rows[1] = buffer.demo_ids[0] = 1
     return agent, buffer, args
 
 
@@ -338,32 +411,7 @@ def demonstrator(m):
     """The log-probabilities of a replayed row and of one of the agent's own."""
     agent, buffer, _ = tiny_sequences(m)
     log_probs, _ = buffer.log_probs_and_values(agent)
-    replayed, _, own = log_probs[:, 0].tolist()
-    return replayed, own
-
-
-hunt(
-    "hunt-12",
-    script="ppod.py",
-    difficulty=3,
-    minutes=60,
-    hint="With several demonstrations it hardly shows. With a single one, its replays are played, as training_rows "
-    "says, but the policy does not take more from them than from its own episodes.",
-    cases=[
-        Case(
-            "log-probabilities in a rollout: of a replayed row (who demonstrates is certain of his actions, log 1), "
-            "and of a new agent's own (undecided between two actions, log 1/2)",
-            demonstrator,
-            [0.0, -0.69],
-            atol=0.1,
-        ),
-    ],
-    plant=Plant(
-        "SequenceBuffer.log_probs_and_values",
-        "replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)",
-        "replayed = torch.as_tensor(self.demo_ids > 1, device=agent.device)",
-    ),
-)
+    return log_probs[0, 0], log_probs[2, 0]
 
 
 def junk_in_gradient(m):
@@ -382,284 +430,140 @@ def junk_in_gradient(m):
 
 
 hunt(
+    "hunt-12",
+    script="ppod.py",
+    course="week 12, 60 minutes",
+    hint="With several demonstrations it hardly shows. With a single one, its replays are played, as training_rows "
+    "says, but the policy does not take more from them than from its own episodes.",
+    cases={
+        "log-probabilities in a rollout: of a replayed row (who demonstrates is certain of his actions, log "
+        "1), and of a new agent's own (undecided between two actions, log 1/2)": (demonstrator, 0.1),
+    },
+    bugs=[("SequenceBuffer.log_probs_and_values: (self.demo_ids > 0, -> (self.demo_ids > 1,", "")],
+)
+hunt(
     "hunt-13",
     script="ppod.py",
-    difficulty=3,
-    minutes=60,
+    course="week 12, 60 minutes",
     hint="Long episodes are learnt as ever. The shorter episodes and demos are, the further policy_loss is from where "
     "it should be in the first updates, near 0. With --no-norm-adv there is no difference.",
-    cases=[
-        Case(
-            "the largest change of the gradient, if something else stands in a reset row, where no action was taken",
+    cases={
+        "the largest change of the gradient, if something else stands in a reset row, where no action was taken": (
             junk_in_gradient,
-            0.0,
-            atol=1e-5,
+            1e-5,
         ),
+    },
+    bugs=[
+        ("sequence_loss: advantages = normalize(advantages) -> advantages = normalize(batch.advantages)[trained]", "")
     ],
-    plant=Plant(
-        "sequence_loss",
-        "advantages = normalize(advantages)",
-        "advantages = normalize(batch.advantages)[trained]",
-    ),
 )
 
-# ---------------------------------------------------------------------------------------------------------- mappo.py
+# ------------------------------------------------------------------------------------------ mappo.py, maddpg_matd3.py
 
 
 def units(m):
     """(returns, advantages) of two rewards of 7, where the critic says 0, 1 and 0, which mean 100, 110 and 100."""
-    buffer, norm = m.OnPolicyCriticBufferEP(2, 1, 1, gamma=0.5, gae_lambda=1.0), m.ValueNorm(0.5)
-    norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10
-    ones, state = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
-    for value in (0.0, 1.0):
-        buffer.insert(state, np.zeros((1, 1, 0), np.float32), ones * value, ones * 7, ones, ones)
-    buffer.compute_returns(ones * 0, norm)
-    return buffer.returns.ravel().tolist(), buffer.advantages.ravel().tolist()
+    args = m.Args(env_id="probes.Fortune", num_envs=1, num_steps=2, num_minibatches=1, gamma=0.5, gae_lambda=1.0)
+    team = m.make_agent(args, m.make_envs(args, 1))
+    team.critic.forward = lambda share_obs, *_: (tensor([[[0.0]], [[1.0]], [[0.0]]]), tensor([[[0.0]]] * 4))
+    team.value_norm = m.ValueNorm(0.5)
+    team.value_norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10
+    buffer = m.TeamBuffer(args, team)
+    buffer.rewards[:] = 7
+    steps = buffer.critic_steps(team, args)
+    return steps.returns[:, 0], steps.advantages[:, 0]
 
 
 hunt(
     "hunt-14",
     script="mappo.py",
-    difficulty=2,
-    minutes=45,
+    course="week 11, 45 minutes",
     hint="With --no-value-norm nothing is wrong. With value norm, which ought to help, the return rises more slowly, "
     "value_loss is twice as large, and explained_variance stays near 0.",
-    cases=[
-        Case(
-            "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; two "
-            "rewards of 7, gamma 0.5: (returns, advantages)",
-            units,
-            [[35.5, 57.0], [-64.5, -53.0]],  # 7 + 0.5 x 100 = 57, 7 + 0.5 x 57 = 35.5; less 100 and 110
-            atol=1e-2,
-        ),
-    ],
-    plant=Plant("CriticBuffer.compute_returns", "value_normalizer.denormalize(", "value_normalizer.normalize("),
+    cases={
+        "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; two "
+        "rewards of 7, gamma 0.5: (returns, advantages)": (units, 1e-2),
+    },
+    bugs=[("TeamBuffer.critic_steps: team.value_norm.denormalize( -> team.value_norm.normalize(", "")],
 )
 
 
-def check_memory(m, train):
+def recall_kl(m):
     settings = {"num_envs": 4, "num_steps": 12, "data_chunk_length": 3, "hidden_sizes": (16,), "seed": 1}
     settings |= {"recurrent": True, "total_timesteps": 300, "learning_rate": 0.0}
-    kl = max(row["approx_kl"] for row in train(env_id="probes.Recall", **settings).metrics)
-    if kl > 1e-9:
-        return f"with a learning rate of 0 the policies do not move, but approx_kl is {kl:.1e} instead of 0"
+    return 1e6 * max(trained(m, env_id="probes.Recall", **settings).metrics["approx_kl"])
 
 
 hunt(
     "hunt-15",
     script="mappo.py",
-    difficulty=3,
-    minutes=60,
-    hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0, "
-    "and it is the larger, the more episodes end in a rollout.",
-    check=check_memory,
-    plant=Plant("Team.sample", "buffer.masks[t]", "buffer.masks[t - 1]"),
+    course="week 11, 60 minutes",
+    hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0; "
+    "but with --data-chunk-length 1 all is well.",
+    cases={
+        "a learning rate of 0, so that the policies do not move: approx_kl in millionths": (recall_kl, 1e-3),
+    },
+    bugs=[("minibatches: batch.rnn_states[0] -> batch.rnn_states[-1]", "")],
 )
-
-# -------------------------------------------------------------------------------------------------- maddpg_matd3.py
 
 TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_size": 64, "seed": 1}
 
 
-def check_tomorrow(m, train):
+def patience_value(m):
     settings = {"gamma": 0.5, "tau": 0.1, "critic_learning_rate": 1e-2, "algorithm": "maddpg"}
     settings |= {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
-    value = train(env_id="probes.Patience", total_timesteps=3000, **TEAM | settings).metrics[-1]["value_mean"]
-    if not close(value, 7 / 6, 0.15):
-        return (
-            "the last of three steps of Patience pays 2 to the team, so with gamma 0.5 the steps are worth 0.5, 1 and "
-            f"2, on average 1.17; the critic says {value:.2f}"
-        )
+    return last(trained(m, env_id="probes.Patience", total_timesteps=3000, **TEAM | settings), "value_mean")
 
 
 hunt(
     "hunt-16",
     script="maddpg_matd3.py",
-    difficulty=2,
-    minutes=45,
+    course="week 11, 45 minutes",
     hint="Where every step pays for itself, nothing is wrong. Where the reward comes later, value_mean is too low, and "
     "with --gamma 0 all is as it should be. critic_loss does not show it.",
-    check=check_tomorrow,
-    plant=Plant(
-        "matd3_targets",
-        "agents.values(twin, batch.next_share_obs, ",
-        "agents.values(twin, batch.share_obs, ",
-    ),
+    cases={
+        "the last of three steps of Patience pays 2 to the team, so with gamma 0.5 the steps are worth 0.5, 1 "
+        "and 2, on average 1.17: the mean value by the critic": (patience_value, 0.25),
+    },
+    bugs=[("matd3_targets: agents.values(twin, batch.next_rows,  -> agents.values(twin, batch.rows, ", "")],
 )
-
-
-def check_ayes(m, train):
-    score = train(env_id="probes.Ayes", total_timesteps=1500, **TEAM).summary["eval_return_mean"]
-    if score < 3:
-        return (
-            "Ayes pays 1 to both for every agent that does action 1, so the team learns within 1,000 steps to get 4; "
-            f"it gets {score:.2f}"
-        )
-
-
 hunt(
     "hunt-17",
     script="maddpg_matd3.py",
-    difficulty=2,
-    minutes=45,
+    course="week 11, 45 minutes",
     hint="Teams with continuous actions learn as ever. Those with discrete ones do worse and worse; value_mean falls "
     "with the return, so the critic knows, and actor_loss rises as if that were what the actors want.",
-    check=check_ayes,
-    plant=Plant("gumbel_softmax", "return hard + (soft - soft.detach())", "return hard - (soft - soft.detach())"),
+    cases={
+        "Ayes pays 1 to both for every agent that does action 1, so the team learns to get 4: its mean return": (
+            lambda m: mean_return(m, trained(m, env_id="probes.Ayes", total_timesteps=1500, **TEAM)),
+            1.0,
+        ),
+    },
+    bugs=[("gumbel_softmax: return hard + (soft - soft.detach()) -> return hard - (soft - soft.detach())", "")],
 )
-
-
-# ------------------------------------------------------------------------------------------------------ ppo_rnd.py
-
-
-def check_window(m, train):
-    trained = train(env_id="Classroom/Window-v0", total_timesteps=3000, **TINY | {"gamma": 0.5, "intrinsic_gamma": 0.5})
-    entropy = trained.metrics[-1]["entropy"]
-    if entropy > 0.3:
-        return (
-            "nothing in Window pays, and action 1 shows something new each time, action 0 never: within 3,000 steps "
-            f"curiosity settles for action 1; the entropy of the policy is still {entropy:.2f} (log 2 = 0.69)"
-        )
-
-
-hunt(
-    "hunt-18",
-    script="ppo_rnd.py",
-    difficulty=2,
-    minutes=45,
-    hint="intrinsic_reward and predictor_loss look as they should. But where episodes have one step only, curiosity "
-    "has no effect at all; in longer ones it seems to credit the wrong steps.",
-    check=check_window,
-    plant=Plant("train", "rnd.rewards(buffer.obs[1:], ", "rnd.rewards(buffer.obs[:-1], "),
-)
-
 
 # -------------------------------------------------------------------------------------------------------- rainbow.py
 
 
-def check_endless(m, train):
+def endless_q(m):
     off = dict.fromkeys(["double", "prioritized", "dueling", "distributional", "noisy"], False)
     settings = SMALL_DQN | off | {"multi_step": True, "n_step": 3, "learning_rate": 0.02}
-    agent = train(env_id="Classroom/Endless-v0", total_timesteps=3000, **settings).agent
-    value = agent(tensor([[0.0]])).max().item()
-    if not close(value, 2.0, 0.2):
-        return f"a state that pays 1 in every step for ever is worth 2 with gamma 0.5; Q says {value:.2f}"
+    return trained(m, env_id="Classroom/Endless-v0", total_timesteps=3000, **settings).agent(tensor([[0.0]])).max()
 
 
 hunt(
     "hunt-19",
     script="rainbow.py",
-    difficulty=2,
-    minutes=40,
+    course="week 6, 40 minutes",
     hint="With --no-multi-step all is well. With it, q is far above what episodes return, and with a gamma near 1 it "
     "rises to the end of the support, target_max with it. A larger --n-step makes it worse.",
-    check=check_endless,
-    plant=Plant(
-        "NStepBuffer.write",
-        "self.discounts[slot] = self.gamma ** len(steps)",
-        "self.discounts[slot] = self.gamma",
-    ),
-)
-
-# -------------------------------------------------------------------------------------------- a bug for each student
-# Of each pool every student gets one bug, drawn from a number: that of a hunt on this script, or one of those below.
-# All checks of these hunts have to pass, so a check does not know, nor tell, which bug it was.
-
-DRAWN = "one bug of several, drawn from a number; the hint comes with the copy"
-
-pool(
-    "hunt-qlearning",
-    script="qlearning.py",
-    difficulty=2,
-    minutes=40,
-    hint=DRAWN,
-    members=("hunt-1", "hunt-2"),
-    plants=(
-        Plant(
-            "double_q_target",
-            "best = next_values.index(max(next_values))",
-            "best = other_next_values.index(max(other_next_values))",
-            "With --algorithm double-q values are too high where rewards are noisy, as if there were one table only.",
-        ),
-    ),
-)
-
-pool(
-    "hunt-dqn",
-    script="dqn.py",
-    difficulty=2,
-    minutes=40,
-    hint=DRAWN,
-    members=("hunt-3", "hunt-4"),
-    plants=(
-        Plant(
-            "td_targets",
-            "gamma * ~terminated * target_q",
-            "gamma * target_q",
-            "On CartPole-v1 q goes towards 1 / (1 - gamma), however short the episodes are. With --gamma 0 all is "
-            "well.",
-        ),
-        Plant(
-            "ReplayBuffer.add",
-            "self.next_obs[slots] = next_obs[played]",
-            "self.next_obs[slots] = obs[played]",
-            "A reward that comes late is learnt in the step that it is paid in, but not in those before. With "
-            "--gamma 0 all is well.",
-        ),
-        Plant(
-            "train",
-            "linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)",
-            "linear_schedule(args.end_e, args.start_e, exploration_steps, run.step)",
-            "Episodes of training get worse and worse, whatever the evaluations say.",
-        ),
-    ),
-)
-
-pool(
-    "hunt-ppo",
-    script="ppo.py",
-    difficulty=2,
-    minutes=45,
-    hint=DRAWN,
-    members=("hunt-5", "hunt-6", "hunt-7"),
-    plants=(
-        Plant(
-            "RolloutBuffer.compute_advantages",
-            "compute_gae(*steps, args.gamma, args.gae_lambda)",
-            "compute_gae(*steps, args.gae_lambda, args.gamma)",
-            "A small --gamma does not make the critic's values small, and a small --gae-lambda does.",
-        ),
-        Plant(
-            "compute_gae",
-            "return advantages, advantages + values",
-            "return advantages, advantages",
-            "The critic's values stay far below the returns, and explained_variance far below that of the sound "
-            "script.",
-        ),
-        Plant(
-            "compute_gae",
-            "deltas = rewards + gamma * next_values * ~terminated - values",
-            "deltas = rewards + gamma * next_values - values",
-            "Where episodes end by a time limit nothing is wrong. Where they end in failure, the critic is too "
-            "confident shortly before: it sees a future where there is none.",
-        ),
-    ),
-)
-
-pool(
-    "hunt-es",
-    script="es.py",
-    difficulty=2,
-    minutes=40,
-    hint=DRAWN,
-    members=("hunt-10", "hunt-11"),
-    plants=(
-        Plant(
-            "es_gradient",
-            "return (plus - minus) @ noise / (len(fitnesses) * sigma)",
-            "return (plus + minus) @ noise / (len(fitnesses) * sigma)",
-            "theta moves in every generation, and candidates differ in their returns; but the curve wanders, and more "
-            "candidates do not help.",
-        ),
-    ),
+    cases={
+        "a state that pays 1 in every step for ever, gamma 0.5, with multi-step: its Q": (endless_q, 0.2),
+    },
+    bugs=[
+        (
+            "NStepBuffer.write: self.discounts[slot] = self.gamma ** len(steps) -> self.discounts[slot] = self.gamma",
+            "",
+        )
+    ],
 )

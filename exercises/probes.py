@@ -1,87 +1,91 @@
-"""Environments so small that the right answer is known; step 2 of an exercise is a run in one of them."""
+"""Environments so small that the right answer is known: for hunts, and for calls of whole loops."""
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 
-class Chain(gym.Env):
-    """Three steps from state 0 to state 3, whatever is done; they pay 1, 2 and 3. The last one ends the episode."""
+class Probe(gym.Env):
+    """An environment whose observations count the steps of an episode; `play` gives (reward, terminated, truncated)."""
 
-    observation_space, action_space = spaces.Discrete(4), spaces.Discrete(1)
-
-    def __init__(self, end="terminated"):
-        self.end = end
+    observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.at = 0
-        return 0, {}
+        self.begin()
+        return self.observe(), self.info()
 
     def step(self, action):
         self.at += 1
-        over = self.at == 3
-        return self.at, float(self.at), over and self.end == "terminated", over and self.end == "truncated", {}
+        reward, terminated, truncated = self.play(action)
+        return self.observe(), float(reward), bool(terminated), bool(truncated), self.info()
+
+    def begin(self):
+        pass
+
+    def observe(self):
+        return np.full(1, self.at, np.float32)
+
+    def info(self):
+        return {}
 
 
-class Walk(gym.Env):
-    """As Chain, but the states are vectors, and there are two actions, which make no difference."""
-
-    observation_space, action_space = spaces.Box(0, 3, (1,)), spaces.Discrete(2)
+class Walk(Probe):
+    """Three steps, whatever is done; they pay 1, 2 and 3. The last one ends the episode as `end` says."""
 
     def __init__(self, end="terminated"):
         self.end, self.actions = end, []
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.at += 1
+    def play(self, action):
         self.actions.append(int(action))
-        ends = [self.at == 3 and self.end == end for end in ("terminated", "truncated")]
-        return np.full(1, self.at, np.float32), float(self.at), *ends, {}
+        over = self.at == 3
+        return self.at, over and self.end == "terminated", over and self.end == "truncated"
 
 
-class Fork(gym.Env):
+class Chain(Walk):
+    """As Walk, but with states that are numbered, and one action."""
+
+    observation_space, action_space = spaces.Discrete(4), spaces.Discrete(1)
+
+    def observe(self):
+        return self.at
+
+
+class Fork(Probe):
     """In state 0, action 0 ends the episode and pays 0.2, action 1 leads to state 1, where only action 1 pays 1."""
 
-    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
+    observation_space = spaces.Discrete(2)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return 0, {}
+    def begin(self):
+        self.state = 0
 
-    def step(self, action):
-        if self.at == 0 and action == 1:
-            self.at = 1
-            return 1, 0.0, False, False, {}
-        return self.at, 0.2 if self.at == 0 else float(action == 1), True, False, {}
+    def observe(self):
+        return self.state
+
+    def play(self, action):
+        if self.state == 0 and action == 1:
+            self.state = 1
+            return 0, False, False
+        return 0.2 if self.state == 0 else action == 1, True, False
 
 
-class Casino(gym.Env):
+class Casino(Fork):
     """In state 0, actions 5 to 9 end the episode and pay nothing; 0 to 4 lead to state 1, where each wins or loses 1.
 
     On average a game costs 0.1, so state 1 is worth -0.1: but the highest of ten noisy estimates says otherwise.
     """
 
-    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(10)
+    action_space = spaces.Discrete(10)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return 0, {}
-
-    def step(self, action):
-        if self.at == 0 and action < 5:
-            self.at = 1
-            return 1, 0.0, False, False, {}
-        return self.at, float(self.np_random.choice([-1.1, 0.9])) if self.at == 1 else 0.0, True, False, {}
+    def play(self, action):
+        if self.state == 0 and action < 5:
+            self.state = 1
+            return 0, False, False
+        return self.np_random.choice([-1.1, 0.9]) if self.state == 1 else 0, True, False
 
 
-class Endless(gym.Env):
+class Endless(Probe):
     """Every step pays 1 and leads back to where it began; after five steps somebody stops the clock."""
 
     observation_space = spaces.Box(0, 1, (1,))
@@ -89,114 +93,132 @@ class Endless(gym.Env):
     def __init__(self, continuous=False):
         self.action_space = spaces.Box(-1, 1, (1,)) if continuous else spaces.Discrete(2)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
+    def observe(self):
+        return np.zeros(1, np.float32)
 
-    def step(self, action):
-        self.steps += 1
-        return np.zeros(1, np.float32), 1.0, False, self.steps == 5, {}
+    def play(self, action):
+        return 1, False, self.at == 5
 
 
-class Later(gym.Env):
-    """Two steps; the second pays 1. The observation is the number of the step. Action 0 in the second pays nothing."""
+class Later(Probe):
+    """Two steps; the second pays 1, unless its action is 0."""
 
-    observation_space, action_space = spaces.Box(0, 2, (1,)), spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.at += 1
-        return np.full(1, self.at, np.float32), float(self.at == 2 and action == 1), self.at == 2, False, {}
+    def play(self, action):
+        return self.at == 2 and action == 1, self.at == 2, False
 
 
-class Cue(gym.Env):
+class Long(Probe):
+    """Episodes of nine steps."""
+
+    def play(self, action):
+        return 1, self.at == 9, False
+
+
+class Mixed(Probe):
+    """Episodes take turns: one step that terminates, then three, after which the clock is stopped. Observations count
+    the steps of all episodes, and so do rewards.
+    """
+
+    observation_space = spaces.Box(0, 99, (1,))
+    episodes = count = 0
+
+    def begin(self):
+        self.episodes, self.count = self.episodes + 1, self.count + 10
+
+    def observe(self):
+        return np.full(1, self.count, np.float32)
+
+    def play(self, action):
+        self.count += 1
+        short = self.episodes % 2 == 1
+        return self.count, short, not short and self.at == 3
+
+
+class Cue(Probe):
     """One step; the observation is -1 or 1 (more by `offset`); the action that goes with it, 0 or 1, pays 1."""
 
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
 
     def __init__(self, offset=0):
         self.offset = offset
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
+    def begin(self):
         self.cue = int(self.np_random.integers(2))
-        return np.full(1, self.offset + 2 * self.cue - 1, np.float32), {}
 
-    def step(self, action):
-        return np.full(1, self.offset, np.float32), float(action == self.cue), True, False, {}
+    def observe(self):
+        return np.full(1, self.offset + (2 * self.cue - 1 if self.at == 0 else 0), np.float32)
+
+    def play(self, action):
+        return action == self.cue, True, False
 
 
-class Doors(gym.Env):
+class Doors(Probe):
     """One step; of four doors two are open, as the mask says. The later of the two pays 1; a shut one is an error."""
 
     observation_space, action_space = spaces.Box(0, 1, (4,)), spaces.Discrete(4)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
+    def begin(self):
         self.open = np.zeros(4, np.int8)
         self.open[self.np_random.choice(4, 2, replace=False)] = 1
-        return self.open.astype(np.float32), {"action_mask": self.open}
 
-    def step(self, action):
+    def observe(self):
+        return self.open.astype(np.float32) * (self.at == 0)
+
+    def info(self):
+        return {"action_mask": self.open * (self.at == 0)}
+
+    def play(self, action):
         if not self.open[action]:
             raise ValueError(f"door {action} is shut")
-        reward = float(not self.open[action + 1 :].any())
-        return np.zeros(4, np.float32), reward, True, False, {"action_mask": np.zeros(4, np.int8)}
+        return not self.open[action + 1 :].any(), True, False
 
 
-class Aim(gym.Env):
+class Aim(Probe):
     """One step; the observation is -1 or 1, and the reward is 1 - (action - observation / 2)^2."""
 
     observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (1,))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
+    def begin(self):
         self.target = np.full(1, self.np_random.choice([-1, 1]), np.float32)
-        return self.target, {}
 
-    def step(self, action):
-        return self.target, 1 - float(action[0] - self.target[0] / 2) ** 2, True, False, {}
+    def observe(self):
+        return self.target
+
+    def play(self, action):
+        return 1 - (action[0] - self.target[0] / 2) ** 2, True, False
 
 
-class Password(gym.Env):
+class Password(Probe):
     """Ten right choices out of two pay 1, a wrong one ends the episode: chance finds it once in a thousand times."""
 
-    action_space, observation_space = spaces.Discrete(2), spaces.Box(0, 1, (11,))
+    observation_space = spaces.Box(0, 1, (11,))
     RIGHT = (0, 1, 1, 0, 1, 0, 0, 0, 1, 1)
 
     def observe(self):
         return np.eye(11, dtype=np.float32)[self.at]
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        right = action == self.RIGHT[self.at]
-        self.at += int(right)
-        return self.observe(), float(self.at == 10), not right or self.at == 10, False, {}
+    def play(self, action):
+        right = action == self.RIGHT[self.at - 1]
+        return right and self.at == 10, not right or self.at == 10, False
 
 
-class Window(gym.Env):
+class Window(Probe):
     """One step, which pays nothing. Action 1 shows three random numbers, action 0 the zeros with which it began."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+    observation_space = spaces.Box(-1, 1, (3,))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {}
+    def begin(self):
+        self.seen = np.zeros(3, np.float32)
 
-    def step(self, action):
-        return action * self.np_random.uniform(-1, 1, 3).astype(np.float32), 0.0, True, False, {}
+    def observe(self):
+        return self.seen
+
+    def play(self, action):
+        self.seen = action * self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return 0, True, False
 
 
-for env in (Chain, Walk, Fork, Casino, Endless, Later, Cue, Doors, Aim, Password, Window):
+for env in (Walk, Chain, Fork, Casino, Endless, Later, Long, Mixed, Cue, Doors, Aim, Password, Window):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 
@@ -297,10 +319,3 @@ class Ayes(Team):
 
     def reward(self, actions):
         return sum(actions.values())
-
-
-class Signs(Team):
-    """One step, which pays 1 to the team for every agent whose sign is 1, whatever they do."""
-
-    def reward(self, actions):
-        return sum(self.sign.values()) / 2  # to each of the two

@@ -6,126 +6,236 @@
     python exercises/release.py --answers gae hunt-3 --out answers.md    # for teachers: solutions, and where bugs are
 
 A handout stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds
-only the entries that are named, and of these only what the checks need: numbers that are expected, never how they come
-about.
+only the entries that are named, without mistakes and bugs; numbers.json has what the originals give.
 """
 
 import argparse
+import ast
+import difflib
+import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
-from cut import cut_table
-from forms import EXERCISES, HUNTS, POOLS, BadInput, Exercise, find, run_main
-from start import ROOT, alternatives, definitions, describe, with_bugs, working_copy
+from copies import definitions, planted, source_of, text_of, working_copy
+from mechanism import HERE, ROOT, BadInput, Exercise, Reference, find, hints, run_main, short
+from start import check_number, describe
 
-HERE = Path(__file__).resolve().parent
+CHECKS = ("check.py", "copies.py", "mechanism.py", "probes.py", "runner.py")
 
 
 def requirements(scripts):
     """The packages that these scripts need, from the blocks at their tops, a line each."""
     found = {}
     for script in scripts:
-        block = Path(ROOT, script).read_text(encoding="utf-8").split("# ///")[1]
-        found |= dict.fromkeys(re.findall(r'"([^"\s]+==[^"]+)"', block))
+        found |= dict.fromkeys(re.findall(r'"([^"\s]+==[^"]+)"', source_of(script).split("# ///")[1]))
     return "\n".join(sorted(found)) + "\n"
+
+
+def by_script(tasks):
+    """{script: its tasks}. BadInput if the copy for one task would hold the solution of another."""
+    groups = {}
+    for task in tasks:
+        groups.setdefault(task.script, []).append(task)
+    for script, chosen in groups.items():
+        if len(chosen) > 1 and not all(isinstance(task, Exercise) for task in chosen):
+            names = " and ".join(task.name for task in chosen)
+            raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
+    for task in tasks:
+        for name in task.blanks if isinstance(task, Exercise) else [bug.split(": ")[0] for bug, _ in task.bugs]:
+            for script in groups.keys() - {task.script}:
+                # Scripts repeat each other on purpose, all but train; the name decides, not the text.
+                if name in definitions(source_of(script)) and name != "train":
+                    raise BadInput(f"{script} holds the solution of {task.name}, {name}: hand them out separately")
+    return groups
+
+
+# ------------------------------------------------------------------------------------------------------------ handouts
+
+
+def cut_table(source, names):
+    """The source of a table with the entries of these names only, without mistakes, bugs, comments and what only these
+    have used.
+    """
+    tree, secret = ast.parse(source), {"mistakes": {}, "bugs": [], "hint": ""}
+    for node in list(tree.body):
+        call = getattr(node, "value", None)
+        if isinstance(node, ast.Expr) and getattr(getattr(call, "func", None), "id", "") in ("exercise", "hunt"):
+            for keyword in call.keywords:
+                if keyword.arg in secret:
+                    keyword.value = ast.parse(repr(secret[keyword.arg])).body[0].value
+            if call.args[0].value not in names:
+                tree.body.remove(node)
+    while True:
+        used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        idle = [node for node in tree.body if (bound := names_bound(node)) and not bound & {*used}]
+        if not idle:
+            break
+        tree.body = [node for node in tree.body if node not in idle]
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    return ast.unparse(tree) + "\n"
+
+
+def names_bound(node):
+    """The names that a definition or an assignment at the top of a module gives something to."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        return {
+            inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+        }
+    return set()
+
+
+def numbers(task):
+    """What a handout's check compares with."""
+    reference = Reference(task)
+    return {"right": reference.answers(), "mistakes": {name: reference.answers(name) for name in reference.messages}}
 
 
 SHEET = """## How it is judged
 
 Once: `pip install -r requirements.txt`. A check stops at the first thing that is wrong and says what to look at next.
-{kinds}
-All at once: `python check.py {names}`. Change what you like in the scripts; the other files belong to the checks.
-"""
-STEPS = """
-An exercise has three steps: your functions on fixed numbers; a run in an environment so small that the right answer is
-known (`probes.py`); and a run that has to learn. `--up-to 1` takes only the first, which is quick. Where a script has
-several functions to write, the runs need all of them. `--hint`, `--hint 2` and `--hint 3` help you on.
-"""
-BEHAVIOUR = """
-A bug hunt is judged by what the script does, so mend it as you like. All but one line of it is sound.
+An exercise has up to three steps: your functions on numbers that can be followed with a pencil; the same on random
+inputs; and a run that has to learn. `--up-to 1` takes only the first. `--hint`, `--hint 2` and `--hint 3` help you on.
+A bug hunt is judged by what the script does, so mend it as you like: all but one line of it is sound.
+Change what you like in the scripts; the other files belong to the checks. All at once: `python check.py {names}`
 """
 
 
-def sheet(chosen):
+def sheet(tasks, number):
     """The instructions, as Markdown."""
     lines = ["# What there is to do", ""]
-    for task in chosen:
-        lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task), ""]
+    for task in tasks:
+        lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task, number), ""]
         lines += [f"Then: `python check.py {task.name}`", ""]
-    kinds = "".join(
-        text for text, table in ((STEPS, EXERCISES), (BEHAVIOUR, HUNTS | POOLS)) if {t.name for t in chosen} & {*table}
-    )
-    return "\n".join(lines) + "\n" + SHEET.format(kinds=kinds, names=" ".join(task.name for task in chosen))
+    return "\n".join(lines) + "\n" + SHEET.format(names=" ".join(task.name for task in tasks))
 
 
-def by_script(chosen):
-    """{script: its tasks}. BadInput if the copy for one task would hold the solution of another."""
-    groups = {}
-    for task in chosen:
-        groups.setdefault(task.script, []).append(task)
-    for script, tasks in groups.items():
-        if len(tasks) > 1 and not all(isinstance(task, Exercise) for task in tasks):
-            names = " and ".join(task.name for task in tasks)
-            raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
-    defined = {script: definitions(Path(ROOT, script).read_text(encoding="utf-8")) for script in groups}
-    for task in chosen:
-        for name in task.blanks if isinstance(task, Exercise) else [plant.where for plant in alternatives(task)]:
-            for script in groups.keys() - {task.script}:
-                # Scripts repeat each other on purpose, all but train; the name decides, not the text.
-                if name in defined[script] and name != "train":
-                    raise BadInput(f"{script} holds the solution of {task.name}, {name}: hand them out separately")
-    return groups
+def release(names, out, number=None):
+    """Write the handout; where a bug is drawn, it is that of this number, which stands nowhere in it. Returns its Path.
 
-
-def release(names, out, student=None):
-    """Write the handout; of a pool, the bug is that of the number `student`, which stands nowhere in it.
-
-    BadInput if the folder holds something, or a name is unknown. Returns its Path.
+    BadInput if the folder holds something, or a name is unknown.
     """
-    chosen, out = with_bugs([find(name) for name in dict.fromkeys(names)], student), Path(out)
+    tasks, out = [find(name) for name in dict.fromkeys(names)], Path(out)
+    check_number(tasks, number)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
-    files = {tasks[0].file: working_copy(*tasks) for tasks in by_script(chosen).values()}
-    files |= {
-        name: (HERE / name).read_text(encoding="utf-8")
-        for name in ("check.py", "cut.py", "forms.py", "probes.py", "runner.py")
-    }
-    named = {task.name for task in chosen} | {member for task in chosen for member in getattr(task, "members", ())}
-    for table in dict.fromkeys(task.table for task in chosen):
-        files[table] = cut_table((HERE / table).read_text(encoding="utf-8"), named)
-    for task in chosen:
-        if task.name in POOLS:  # the hint of the bug that was drawn, and no others
-            for member in task.members:
-                files["hunts.py"] = files["hunts.py"].replace(f"hint={find(member).hint!r}", "hint=''")
-            files["hunts.py"] = files["hunts.py"].replace("hint=DRAWN", f"hint={task.hint!r}")
+    files = {group[0].file: working_copy(group, number) for group in by_script(tasks).values()}
+    files |= {name: (HERE / name).read_text(encoding="utf-8") for name in CHECKS}
+    for table in {task.table for task in tasks}:
+        files[f"{table}.py"] = cut_table((HERE / f"{table}.py").read_text(encoding="utf-8"), names)
     intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
-    kept = [section for section in sections if section.split("\n")[0] in [task.name for task in chosen]]
+    kept = [section for section in sections if section.split("\n")[0] in names]
     files["hints.md"] = "\n## ".join([intro, *kept])
-    files |= {"requirements.txt": requirements({task.script for task in chosen}), "README.md": sheet(chosen)}
+    files["numbers.json"] = json.dumps({task.name: numbers(task) for task in tasks})
+    files |= {"requirements.txt": requirements({task.script for task in tasks}), "README.md": sheet(tasks, number)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
-    if "DEMOS" in files.get("tasks.py", ""):
+    if any(task.script == "ppod.py" for task in tasks):
         shutil.copytree(ROOT / "demos" / "MountainCar-v0", out / "demos")
     return out
 
 
-def write_for_teachers(args, chosen):
-    """Write a grader or answer notes."""
-    from answers import answers  # these two files are for teachers: no handout has them
-    from gradescope import write_zip
+# --------------------------------------------------------------------------------------------------------- Gradescope
 
-    if args.gradescope:
-        out = write_zip(chosen, args.out or "autograder.zip", args.up_to, args.minutes)
-        print(f"{out} is for Gradescope, whose limit has to be {args.minutes} minutes. It holds the solutions.")
-        return
-    out = Path(args.out or "answers.md")
-    if out.exists():
-        raise BadInput(f"{out} is there already: remove it, or choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(answers(chosen), encoding="utf-8")
-    print(f"{out} holds solutions and bugs: not for students")
+NOT_GRADED = {"__pycache__", "sheets", "teachers"}  # folders of exercises/ that a grader does not need
+SETUP = """#!/usr/bin/env bash
+# Once, when Gradescope builds the image.
+set -euo pipefail
+cd "$(dirname "$0")"
+export UV_PYTHON_INSTALL_DIR=/opt/python DEBIAN_FRONTEND=noninteractive
+apt-get update
+apt-get install -y curl
+curl -LsSf https://astral.sh/uv/install.sh | env UV_INSTALL_DIR=/usr/local/bin sh
+uv venv --python 3.12 /opt/grader
+uv pip install --python /opt/grader/bin/python --torch-backend cpu -r requirements.txt
+"""
+RUN = """#!/usr/bin/env bash
+# For each upload. Of it nothing is copied or run but {files}, by check.py, in processes of their own.
+SOURCE="${{SOURCE:-/autograder/source}}"  # where this zip was unpacked; submission and results lie beside it
+PYTHON="${{PYTHON:-/opt/grader/bin/python}}"
+cd "$SOURCE" || exit 1
+rm -f ../results/results.json
+# {seconds} seconds are less than Gradescope's own limit, after which there would be no results at all. Here they are
+# written after each step; what was not reached has no points.
+timeout --kill-after=5 {seconds} "$PYTHON" -B exercises/check.py {names} --up-to {up_to} \\
+    --work ../submission --json ../results/results.json
+if [ $? -eq 124 ]; then
+    sed -i '1s/{{/{{ "output": "After {seconds} seconds the time was up: what is missing here was not reached.",/' \\
+        ../results/results.json
+fi
+test -f ../results/results.json  # wrong answers are no error: only if there are no results at all, the grader failed
+"""
+
+
+def write_zip(tasks, out, up_to=3, minutes=10):
+    """Write the zip that grades these tasks at Gradescope, which unpacks it into /autograder/source and runs setup.sh
+    once, then run_autograder for each upload. `minutes` is the limit set there.
+    """
+    scripts = by_script(tasks)
+    names, files = " ".join(task.name for task in tasks), ", ".join(Path(script).name for script in scripts)
+    run = RUN.format(files=files, names=names, up_to=up_to, seconds=60 * minutes - 30)
+    texts = {"setup.sh": SETUP, "run_autograder": run, "requirements.txt": requirements(scripts)}
+    grader = [path for path in HERE.rglob("*") if path.is_file() and not NOT_GRADED & {*path.relative_to(HERE).parts}]
+    demos = [path for path in (ROOT / "demos").rglob("*.npz") if "ppod.py" in scripts]
+    with zipfile.ZipFile(out, "x", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in texts.items():
+            entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o644 if name == "requirements.txt" else 0o755) << 16  # who may run it
+            archive.writestr(entry, text)
+        for path in sorted({*grader, *demos, *(ROOT / script for script in scripts)}):
+            archive.write(path, path.relative_to(ROOT))
+
+
+# -------------------------------------------------------------------------------------------------------- answer notes
+
+TITLE = """# For teachers: answers
+
+Solutions, right numbers, known mistakes, hints and planted bugs. Not for students.
+"""
+
+
+def answers(tasks):
+    """Notes on these exercises and hunts, as Markdown."""
+    text = [TITLE]
+    for task in tasks:
+        text += [f"## {task.name}: `{task.script}`, about {task.minutes} minutes", ""]
+        text += about_exercise(task) if isinstance(task, Exercise) else about_hunt(task)
+    return "\n".join(text)
+
+
+def about_exercise(task):
+    """Lines of Markdown: the solution, the right numbers, mistakes, hints."""
+    source, reference = source_of(task.script), Reference(task)
+    three, known = hints(task.name)
+    text = [*describe(task), "", "### The solution", "", "```python"]
+    text += ["\n".join(text_of(source, name).rstrip() for name in task.blanks), "```", "", "### The cases", ""]
+    text += [
+        f"* {case.what}: {short(reference.at(i)['result'])}" for i, case in enumerate(task.calls()) if case.step == 1
+    ]
+    text += ["", "### Known mistakes", ""]
+    for message, change in task.mistakes.items():
+        changes = [change] if isinstance(change, str) else change
+        text += [f"* {message}", *(f"    `{' '.join(part.split())}`" for part in changes)]
+    return [*text, "", "### Hints", "", *[f"{i}. {hint}" for i, hint in enumerate(three, 1)], "", known, ""]
+
+
+def about_hunt(task):
+    """Lines of Markdown: where the bugs are, how one sees them, and what the check looks at."""
+    source, text = source_of(task.script), []
+    for bug, seen in task.bugs:
+        change = [*difflib.unified_diff(source.splitlines(), planted(source, bug).splitlines(), n=1, lineterm="")]
+        text += [f"### In `{bug.split(': ')[0]}`", "", "```diff", *change[2:], "```", ""]
+        text += [f"How to see it: {seen or task.hint}", ""]
+    return [*text, "### What the check looks at", "", *(f"* {case.what}" for case in task.calls()), ""]
+
+
+# -------------------------------------------------------------------------------------------------------- command line
 
 
 def main():
@@ -133,7 +243,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
     parser.add_argument("--out", metavar="PATH", help="where to write (default: handout, autograder.zip or answers.md)")
-    parser.add_argument("--student", type=int, metavar="NUMBER", help=f"draw the bug of {', '.join(POOLS)} from it")
+    parser.add_argument("--student", type=int, metavar="NUMBER", help="draw the bug of a hunt that has several from it")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
     kinds.add_argument("--answers", action="store_true", help="answer notes for teachers")
@@ -144,14 +254,24 @@ def main():
         "--minutes", type=int, default=10, help="--gradescope: the limit that is set there (default: 10)"
     )
     args = parser.parse_args()
-    if args.gradescope or args.answers:
-        if args.student is not None:
-            raise BadInput("grader and answers hold all the bugs that may be drawn: leave --student out")
-        write_for_teachers(args, [find(name) for name in dict.fromkeys(args.names)])
+    if not args.gradescope and not args.answers:
+        out = release(args.names, args.out or "handout", args.student)
+        print(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
+        print(f"to try it: cd {out} && python check.py {args.names[0]}")
         return
-    out = release(args.names, args.out or "handout", args.student)
-    print(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
-    print(f"to try it: cd {out} && python check.py {args.names[0]}")
+    if args.student is not None:
+        raise BadInput("grader and answers hold all the bugs that may be drawn: leave --student out")
+    tasks = [find(name) for name in dict.fromkeys(args.names)]
+    out = Path(args.out or ("autograder.zip" if args.gradescope else "answers.md"))
+    if out.exists():
+        raise BadInput(f"{out} is there already: remove it, or choose another --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if args.gradescope:
+        write_zip(tasks, out, args.up_to, args.minutes)
+        print(f"{out} is for Gradescope, whose limit has to be {args.minutes} minutes. It holds the solutions.")
+    else:
+        out.write_text(answers(tasks), encoding="utf-8")
+        print(f"{out} holds solutions and bugs: not for students")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,46 @@
-"""Settings of all tests, and what `script` is in a test."""
+"""Settings of all tests; what `script` is in a test; and that a test must fail for each of its known mistakes."""
 
 import importlib
-from pathlib import Path
+import os
 
-import torch
-from hypothesis import settings
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads would only fight over the tests' small matrices
 
-torch.set_num_threads(1)  # the matrices of the tests are small: threads would only fight over them
-# The same examples in every run, and no deadline: a result must not depend on luck or on how busy the machine is.
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import Phase, settings  # noqa: E402
+from tools import with_mistake  # noqa: E402
+
+# No shrinking: it would take its time for each of the known mistakes.
+phases = [Phase.explicit, Phase.generate]
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, phases=phases)
 settings.load_profile("repeatable")
 
 
 def pytest_generate_tests(metafunc):
-    """A test gets as `script` the script that its file is named after: tests/by_hand/test_ppo.py is about ppo.py.
+    """tests/test_dqn.py is about dqn.py: `script` is this module, then the module with each mistake in `catches`.
 
-    Marked `shared("compute_gae", …)`, it runs for every script that has all of these names.
+    Where a file says SCRIPT, it is about this one.
     """
-    if "script" not in metafunc.fixturenames:
-        return
-    marker = metafunc.definition.get_closest_marker("shared")
-    if marker is None:
-        scripts = [importlib.import_module(Path(metafunc.module.__file__).stem.removeprefix("test_"))]
-    else:
-        paths = sorted(Path(__file__).parent.parent.glob("*.py"))
-        paths = [path for path in paths if "\n# ===== run" in path.read_text(encoding="utf-8")]
-        modules = [importlib.import_module(path.stem) for path in paths]
-        scripts = [module for module in modules if all(hasattr(module, name) for name in marker.args)]
-    metafunc.parametrize("script", scripts, ids=[module.__name__ for module in scripts])
+    if "script" in metafunc.fixturenames:
+        name = getattr(metafunc.module, "SCRIPT", metafunc.module.__name__.split(".")[-1].removeprefix("test_"))
+        script = importlib.import_module(name)
+        mistakes = getattr(metafunc.function, "mistakes", ())
+        ids = [script.__name__, *(mistake.split(": ")[0] for mistake in mistakes)]
+        metafunc.parametrize("script", [script, *((script, mistake) for mistake in mistakes)], ids=ids)
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """With a mistake put into the script, a test passes if it fails."""
+    script = pyfuncitem.funcargs.get("script")
+    if isinstance(script, tuple):
+        given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        given["script"] = with_mistake(*script)
+        with pytest.raises(AssertionError):
+            pyfuncitem.obj(**given)
+        return True
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A script takes all cores for images; the next test has one again."""
+    torch.set_num_threads(1)

@@ -17,16 +17,21 @@ FILES = [
     *(shared_code.ROOT / name for name in shared_code.NO_ALGORITHM if (shared_code.ROOT / name).exists()),
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-STORY_LINES = {
-    "ppo.py": 550,
-    "ppo_masked.py": 640,
-    "ppo_rnd.py": 655,
-    "dqn.py": 420,
-    "rainbow.py": 620,
-    "ddpg_td3.py": 470,
+LINES = {  # at most: whole file, story
+    "ppo.py": (988, 500),
+    "ppo_masked.py": (1087, 508),
+    "ppo_rnd.py": (1088, 610),
+    "ppod.py": (1401, 820),
+    "dqn.py": (802, 330),
+    "rainbow.py": (1092, 588),
+    "ddpg_td3.py": (899, 394),
+    "sac.py": (900, 421),
+    "es.py": (916, 357),
+    "qlearning.py": (723, 265),
+    "mappo.py": (1237, 760),
+    "maddpg_matd3.py": (1148, 650),
 }
-STORY_LINES |= {"es.py": 480, "qlearning.py": 330, "mappo.py": 800, "maddpg_matd3.py": 680, "ppod.py": 860}
-RUN_LINES = 455
+RUN_LINES = 303
 
 DRIFTS_PPO = '''@functools.cache
 def drifts(x):
@@ -211,10 +216,11 @@ def test_story_comes_first_and_is_short(path):
     lines = path.read_text(encoding="utf-8").split("\n")
     heads = [number for number, line in enumerate(lines) if line.startswith("# =====")]
     assert [lines[number].split(":")[0] for number in heads] == ["# ===== helpers", shared_code.RUN]
-    assert heads[0] <= STORY_LINES[path.name]
+    whole, story = LINES[path.name]
+    assert len(lines) - 1 <= whole and heads[0] <= story
     assert len(lines) - heads[1] <= RUN_LINES
     (train,) = [node for node in ast.parse("\n".join(lines)).body if getattr(node, "name", "") == "train"]
-    assert train.end_lineno < heads[0] and train.end_lineno - train.lineno < 62
+    assert train.end_lineno < heads[0] and train.end_lineno - train.lineno < 55
 
 
 def imported_modules(tree):

@@ -1,7 +1,8 @@
-"""What tests of several scripts use: comparison, a script with a mistake put into it, training without a folder."""
+"""What the tests of all scripts use: comparison, mistakes, small environments, training without a folder."""
 
 import copy
 import inspect
+from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -11,42 +12,128 @@ from unittest import mock
 import gymnasium as gym
 import numpy as np
 import torch
-
-IN_ORDER = SimpleNamespace(permutation=lambda rows: rows)  # a generator that does not shuffle
+from gymnasium import spaces
+from torch import nn
 
 
 def close(actual, expected, atol=1e-5):
-    """AssertionError unless all numbers agree; shapes as well."""
-    tensors = [x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(np.array(x)) for x in (actual, expected)]
-    actual, expected = (tensor.double() for tensor in tensors)
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-5)
+    """AssertionError unless all numbers, and the shapes, agree."""
+    array = lambda x: x.detach().double().numpy() if isinstance(x, torch.Tensor) else np.array(x, float)
+    np.testing.assert_allclose(array(actual), array(expected), rtol=1e-5, atol=atol, strict=True)
 
 
-def mutant(script, where, old, new):
-    """The script as another module, in whose function, class or method `where` the text `old` has become `new`."""
-    part = inspect.getsource(attrgetter(where)(script))
-    source = Path(script.__file__).read_text(encoding="utf-8")
+@contextmanager
+def fails(message):
+    """AssertionError unless a ValueError with this message is raised."""
+    try:
+        yield
+    except ValueError as error:
+        assert str(error) == message
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def catches(*mistakes):
+    """The test must fail if one of these is put into the script: "where, what is wrong: old text -> new text"."""
+
+    def mark(test):
+        test.mistakes = mistakes
+        return test
+
+    return mark
+
+
+source_of = cache(inspect.getsource)  # slow for a class, and mistakes stand in few of them
+
+
+def with_mistake(script, mistake):
+    """The script as another module, in whose function, class or method `where` the old text has become the new one."""
+    name, change = mistake.split(": ", 1)
+    where, (old, new) = name.split(", ")[0], change.split(" -> ")
+    part, source = source_of(attrgetter(where)(script)), Path(script.__file__).read_text(encoding="utf-8")
     assert source.count(part) == 1 and part.count(old) == 1, f"{old!r} stands {part.count(old)} times in {where}"
     module = ModuleType(script.__name__)
     module.__file__ = script.__file__
-    exec(compile(source.replace(part, part.replace(old, new)), f"{script.__name__}, mutant", "exec"), vars(module))
+    exec(compile(source.replace(part, part.replace(old, new)), mistake, "exec"), vars(module))
     return module
 
 
-def by_name(mistakes):
-    """Arguments of parametrize: "where, check, change" of every one of {(where, check): {name: change}}."""
-    cases = [(key, name, change) for key, changes in mistakes.items() for name, change in changes.items()]
-    return {
-        "argvalues": [(*key, change) for key, _, change in cases],
-        "ids": [f"{where}: {name}" for (where, _), name, _ in cases],
-    }
+class Table(torch.nn.Module):
+    """Q(s, .) as rows of a table; the observation is the number of the row."""
+
+    def __init__(self, *rows):
+        super().__init__()
+        self.q = torch.nn.Parameter(torch.tensor(rows))
+
+    def forward(self, obs):
+        return self.q[obs[:, 0].long()]
 
 
-@cache
-def passes(check, script):
-    """Whether the script passes the check, looked at once."""
-    check(script)
-    return True
+class Walk(gym.Env):
+    """Episodes of planned lengths and ends (t: terminated, c: cut off, b: both), whatever the action, for ever.
+
+    The observation is (name, episode, step), the reward of the step that leads to it 10 episode + step.
+    """
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(2)
+
+    def __init__(self, plan, name=0):
+        self.plan, self.name, self.episode = plan, name, -1
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.at = self.episode + 1, 0
+        return np.array([self.name, self.episode, 0], np.float32), {}
+
+    def step(self, action):
+        length, end = self.plan[self.episode % len(self.plan)]
+        self.at += 1
+        assert self.at <= length, "stepped after the end of the episode"
+        over = self.at == length
+        obs = np.array([self.name, self.episode, self.at], np.float32)
+        return obs, 10.0 * self.episode + self.at, over and end in "tb", over and end in "cb", {}
+
+
+class Probe(gym.Env):
+    """Episodes of `steps` steps. The observation is the step's number (after the last it is 0 again: if the episode is
+    cut off there, it would begin anew) or, if `varied`, -1 or 1, drawn at its beginning.
+    """
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+
+    def __init__(self, reward=lambda obs, action: 1.0, steps=1, end="t", varied=False):
+        self.reward, self.steps, self.end, self.varied = reward, steps, end, varied
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        self.obs = np.full(1, self.np_random.choice([-1, 1]) if self.varied else 0, np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        reward = float(self.reward(self.obs[0], action))
+        self.at += 1
+        if not self.varied:
+            self.obs = np.full(1, self.at % self.steps, np.float32)
+        over = self.at == self.steps
+        return self.obs, reward, over and self.end == "t", over and self.end == "c", {}
+
+
+class Chance(gym.Env):
+    """Observations of very unequal size, rewards of either sign up to 3, ends of all sorts; all of it by chance."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = self.np_random.normal([0, 30], [1, 5]).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        reward = float(self.np_random.uniform(-3, 3) + self.obs[0] * (2 * action - 3))
+        self.obs = self.np_random.normal([action, 30], [1, 5]).astype(np.float32)
+        terminated, truncated = self.np_random.random(2) < 0.2
+        return self.obs, reward, bool(terminated), bool(truncated), {}
 
 
 def vector_env(makers, num_envs):
@@ -54,19 +141,45 @@ def vector_env(makers, num_envs):
     return gym.vector.SyncVectorEnv([makers[i % len(makers)] for i in range(num_envs)])
 
 
-def rehearse(script, *makers, watch=False, buffer="RolloutBuffer", loss="ppo_loss", adapt=None, **settings):
-    """Train in environments that `makers` make, without a folder. Returns the Run: with the agent, every logged figure,
-    and the evaluations. `watch`: `calls` has the agent, the batch and the buffer as they were at each gradient step.
-    `buffer` and `loss` are what the script calls them; `adapt` is what it wraps vector environments in.
+def rehearse(script, *makers, **settings):
+    """Train in environments that `makers` make, and write nothing. Returns the Run: agent, evaluations, episodes.
+
+    `run.logged` has all that was ever logged: {figure: its values}.
     """
 
     class Rehearsal(script.Run):
-        open_folder = write_row = write_checkpoint = draw_curve = lambda self: None
-        finish = lambda self: self
+        draw_curve = lambda run: None
+        finish = lambda run: run
 
-        def write_evaluation(self):
-            mean, std = script.evaluate(self.agent, self.args, self.args.eval_episodes)
-            self.evaluations.append((self.step, self.seconds, mean, std))
+        def __init__(self, *args, **parts):
+            self.logged = {}
+            super().__init__(*args, **parts)
+
+        def log(self, **figures):
+            super().log(**figures)
+            for name, value in figures.items():
+                self.logged.setdefault(name, []).append(value)
+
+    quiet = {"progress": False, "eval_every": 10**9, "checkpoint_every": 10**9, "eval_episodes": 1}
+    quiet |= {"run_dir": "nowhere", "env_id": "none"}
+    replaced = {"Run": Rehearsal, "write_file": lambda path, write: None}
+    replaced["make_envs"] = lambda args, num_envs, render=False, video=None: vector_env(makers, num_envs)
+    with mock.patch.multiple(script, **replaced), mock.patch.object(script.subprocess, "run"):
+        return script.train(script.Args(**quiet | settings))
+
+
+def flat(network):
+    """All parameters, one after the other."""
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+IN_ORDER = SimpleNamespace(permutation=lambda rows: rows)  # a generator that does not shuffle
+
+
+@contextmanager
+def watched(script, loss="ppo_loss", buffer="RolloutBuffer"):
+    """A list of what training sees: at each call of the loss its agent, batch and buffer, as they are then."""
+    script_loss, buffers, calls = getattr(script, loss), [], []
 
     class Buffer(getattr(script, buffer)):
         def __init__(self, *arguments):
@@ -75,18 +188,175 @@ def rehearse(script, *makers, watch=False, buffer="RolloutBuffer", loss="ppo_los
 
     def watched_loss(agent, *given):
         *_, batch, args = given
-        if watch:
-            calls.append(SimpleNamespace(agent=copy.deepcopy(agent), batch=batch, buffer=copy.deepcopy(buffers[-1])))
+        calls.append(SimpleNamespace(agent=copy.deepcopy(agent), batch=batch, buffer=copy.deepcopy(buffers[-1])))
         return script_loss(agent, *given)
 
-    script_loss = getattr(script, loss)
-    buffers, calls = [], []
-    quiet = {"progress": False, "eval_every": 10**9, "checkpoint_every": 10**9, "eval_episodes": 1}
-    args = script.Args(env_id="none", **quiet | settings)
-    adapt = adapt or (lambda envs: envs)
-    make_envs = lambda args, num_envs, render_mode=None: adapt(vector_env(makers, num_envs))
-    replaced = {"Run": Rehearsal, buffer: Buffer, loss: watched_loss, "make_envs": make_envs}
-    with mock.patch.multiple(script, **replaced):
-        run = script.train(args)
-    run.calls = calls
+    with mock.patch.multiple(script, **{loss: watched_loss, buffer: Buffer}):
+        yield calls
+
+
+# -------------------------------------------------------------------------- of test_ddpg_td3.py and test_sac.py both
+
+ONE = spaces.Box(-1, 1, (1,))
+NUMBERS = spaces.Box(-np.inf, np.inf, (3,))
+BOX = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32))
+
+
+def new_agent(script, obs_space=NUMBERS, action_space=BOX, **settings):
+    """An untrained agent with small networks for these spaces."""
+    torch.manual_seed(1)
+    agent = script.Agent(obs_space, action_space, script.Args(**{"hidden_sizes": (8,)} | settings))
+    agent.observation_space = obs_space  # for `learn`
+    return agent
+
+
+class Still(gym.Env):
+    """Nothing ever happens: zeros are observed, 0 is paid, and no episode ends."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
+def learn(script, agent, batches, **settings):
+    """Let `train` make one critic update with each of `batches`, which take the place of what it has played.
+
+    The update number n comes in step n + 1 of len(batches) + 1. Returns the Run.
+    """
+    batches = list(batches)
+    given = {"learning_starts": 1, "batch_size": 1, "num_envs": 1, "buffer_size": 99, "max_episode_steps": 1}
+    given |= {"total_timesteps": len(batches) + 1}
+    with (
+        mock.patch.object(script.ReplayBuffer, "sample", lambda buffer, size, rng: batches.pop(0)),
+        mock.patch.object(script, "make_agent", lambda args, envs: agent),
+    ):
+        run = rehearse(script, lambda: Still(agent.observation_space, agent.action_space), **given | settings)
+    assert not batches
     return run
+
+
+def row_of_one(script, terminated=False):
+    """A batch of one transition: s = 1, a = 0.5, r = 1, s' = 2."""
+    return script.Transitions(*map(torch.tensor, ([[1.0]], [[0.5]], [1.0], [[2.0]], [terminated])))
+
+
+def check_cnns(script, shape):
+    """An update of the critics moves their CNNs and not the actor's; one of the actor its own and not the critics'."""
+    pictures = torch.randint(0, 256, (2, 4, *shape), dtype=torch.uint8)
+    batch = script.Transitions(pictures[0], torch.zeros(4, 2), torch.ones(4), pictures[1], torch.zeros(4) > 0)
+    for frequency, rate, moving in ((2, 1e-3, "critics"), (1, 0.0, "actor")):
+        agent = new_agent(script, spaces.Box(0, 255, shape, np.uint8))
+        before = copy.deepcopy(agent)
+        learn(script, agent, [batch], policy_frequency=frequency, buffer_size=3, critic_learning_rate=rate)
+        for name in ("actor", "critics"):
+            pairs = zip(getattr(agent, name).parameters(), getattr(before, name).parameters(), strict=True)
+            assert all(torch.equal(p, q) == (name != moving) for p, q in pairs)
+        assert any("convolutions" in name for name, _ in agent.actor.named_parameters())
+        assert agent.act(pictures[0].numpy()).shape == (4, 2)
+
+
+class Aim(Probe):
+    """One-step episodes: -1 or 1 is shown, the reward is 1 - (action - half of it)^2. At best 1."""
+
+    action_space = ONE
+
+    def __init__(self, end="t"):
+        super().__init__(lambda shown, action: 1 - (action[0] - shown / 2) ** 2, end=end, varied=True)
+
+
+class Drift(gym.Env):
+    """Observations of very unequal size, rewards of either sign, ends of all sorts; all of it by chance."""
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,)), BOX
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = self.np_random.normal([0, 30], [1, 5]).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        reward = float(self.np_random.uniform(-3, 3) + self.obs[0] * action[0] + action[1])
+        self.obs = self.np_random.normal([action[0], 30], [1, 5]).astype(np.float32)
+        terminated, truncated = self.np_random.random(2) < 0.15
+        return self.obs, reward, bool(terminated), bool(truncated), {}
+
+
+def rehearse_drift(script, **settings):
+    """Train in Drift; each step's observations are written over those of the step before. Returns the Run."""
+    reusing = lambda makers, num_envs: gym.vector.SyncVectorEnv(makers * num_envs, copy=False)
+    with mock.patch.dict(globals(), vector_env=reusing):
+        return rehearse(script, Drift, **settings)
+
+
+def net(inputs, hidden_sizes, outputs):
+    """Linear layers with ReLU between them."""
+    sizes = [inputs, *hidden_sizes]
+    hidden = [part for pair in zip(sizes, sizes[1:]) for part in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], outputs))
+
+
+def play_slowly(args, adams, act, update):
+    """What `train` does in Drift but for acting and learning, with a plain list of all that was played.
+
+    `adams`: {optimiser: its learning rate}. act(obs, noise) gives actions (N, 2) in [-1, 1]; update(number, rng, batch)
+    learns from a batch: obs, actions, rewards, next obs, terminated. Returns the returns of all episodes.
+    """
+    memory, seen, returns, step, checkpoint, updates = [], [], [], 0, 0, 0
+    N, low, high = args.num_envs, BOX.low, BOX.high
+
+    def observed(rows):
+        rows = np.array(rows, np.float64)
+        if args.normalize_obs and seen:
+            rows = ((rows - np.mean(seen, 0)) / np.sqrt(np.var(seen, 0) + 1e-8)).clip(-10, 10)
+        return torch.tensor(rows, dtype=torch.float32)
+
+    while step < args.total_timesteps:
+        if step == checkpoint:
+            envs, rng = vector_env([Drift], N), np.random.default_rng([args.seed, step])
+            obs, _ = envs.reset(seed=int(rng.integers(2**31)))
+            reset, noise, totals = [False] * N, np.zeros((N, 2)), [0] * N
+        for adam, rate in adams.items():
+            adam.param_groups[0]["lr"] = rate * (1 - step / args.total_timesteps if args.anneal_lr else 1)
+        drawn = args.exploration_noise * rng.standard_normal((N, 2))
+        for n in range(N):
+            left = 0.85 * noise[n] if args.noise == "ou" else 0
+            noise[n] = 0 if reset[n] else drawn[n] + left
+        actions = act(observed(obs), noise)
+        if step < args.learning_starts:
+            actions = rng.uniform(-1, 1, (N, 2))
+        played = (low + (actions + 1) / 2 * (high - low)).astype(np.float32)
+        next_obs, rewards, terminated, truncated, _ = envs.step(played)
+        first = step
+        for n in np.flatnonzero(np.logical_not(reset)):
+            memory.append((obs[n], actions[n], rewards[n], next_obs[n], terminated[n]))
+            seen.append(obs[n])
+            step += 1
+            totals[n] += rewards[n]
+            if terminated[n] or truncated[n]:
+                returns.append(totals[n])
+                totals[n] = 0
+        obs, reset = next_obs, terminated | truncated
+        learning = [t for t in range(first + 1, step + 1) if t > max(args.learning_starts, 4)]
+        rounds = [t for t in learning if t % args.train_frequency == 0]
+        for _ in range(len(rounds) * args.gradient_steps):
+            updates += 1
+            slots = rng.integers(min(len(memory), 20), size=4)  # slot s of the ring: the newest of s, s + 20, …
+            o, a, r, next_o, over = zip(*[memory[max(range(slot, len(memory), 20))] for slot in slots])
+            update(updates, rng, (observed(o), torch.tensor(np.array(a, np.float32)), r, observed(next_o), over))
+        if step // 20 > first // 20:
+            checkpoint = step
+    return returns
+
+
+def descend(adam, loss):
+    """One step of an optimiser down the gradient of a loss."""
+    adam.zero_grad()
+    loss.backward()
+    adam.step()

@@ -1,0 +1,130 @@
+"""Working copies: functions of a script blanked for an exercise, or a bug planted for a hunt. The first line of a copy
+says what has been begun in it.
+"""
+
+import ast
+import functools
+import io
+import random
+import textwrap
+import tokenize
+from pathlib import Path
+
+from mechanism import EXERCISES, ROOT, BadInput, Exercise, changed
+
+BEGUN = "# Begun in this copy: "
+
+
+@functools.cache
+def definitions(source):
+    """{name: node of the syntax tree} of the functions and classes of a script, and Class.name of methods."""
+    kinds, found = (ast.FunctionDef, ast.ClassDef), {}
+    for node in ast.parse(source).body:
+        if isinstance(node, kinds):
+            found[node.name] = node
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{node.name}.{inner.name}": inner for inner in node.body if isinstance(inner, kinds)}
+    return found
+
+
+def text_of(source, name):
+    """The lines of a function or class, without decorators."""
+    node = definitions(source)[name]
+    return "".join(source.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
+
+
+def body_span(lines, node):
+    """(first, last), counted from 0 and `last` left out: a function's lines below its signature and docstring."""
+    if ast.get_docstring(node) is not None:
+        first = node.body[0].end_lineno
+    else:  # the first NEWLINE token ends the signature: inside its brackets there are only NLs
+        text = io.StringIO("".join(lines[node.lineno - 1 :]))
+        ends = (t.end[0] for t in tokenize.generate_tokens(text.readline) if t.type == tokenize.NEWLINE)
+        first = node.lineno - 1 + next(ends)
+    return first, node.end_lineno
+
+
+def begun_in(source):
+    """The names of what has been begun in a copy."""
+    first, _, _ = source.partition("\n")
+    return first.removeprefix(BEGUN).split(", ") if first.startswith(BEGUN) else []
+
+
+def with_begun(source, names):
+    """The source with a first line that says what has been begun in it."""
+    if begun_in(source):
+        source = source.partition("\n")[2]
+    return f"{BEGUN}{', '.join(names)}\n{source}"
+
+
+def blanked(source, exercise, kept=()):
+    """The source with the bodies of the exercise's functions taken out, but for those in `kept`, and all else as is."""
+    lines, nodes = source.splitlines(keepends=True), definitions(source)
+    if missing := [name for name in exercise.blanks if name not in nodes]:
+        raise BadInput(f"exercise {exercise.name}: {exercise.file} has no {' and no '.join(missing)} any more")
+    blanks = [name for name in exercise.blanks if name not in kept]
+    for name in sorted(blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
+        first, last = body_span(lines, nodes[name])
+        text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
+        if name == blanks[0]:
+            text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
+        lines[first:last] = [" " * (nodes[name].col_offset + 4) + line + "\n" for line in text]
+    return "".join(lines)
+
+
+def planted(source, bug):
+    """The source of a script with a bug in it, "function or class: old text -> new text"."""
+    where, _, change = bug.partition(": ")
+    if where not in definitions(source):
+        raise BadInput(f"the script has no {where} any more")
+    text = text_of(source, where)
+    return source.replace(text, changed({where: text}, change)[where])
+
+
+def drawn(hunt, number):
+    """(bug, what one sees) of this number: always the same one, and the next number has another one."""
+    bugs = list(hunt.bugs)
+    random.Random(hunt.name).shuffle(bugs)
+    return bugs[number % len(bugs)]
+
+
+def source_of(script):
+    """The text of an original."""
+    try:
+        return Path(ROOT, script).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot read {script}: {error}") from None
+
+
+def working_copy(tasks, number=None, source=None):
+    """What the student gets for a hunt, or for exercises of one script.
+
+    With the source of a copy these exercises are added to it: what is begun in it, and written, stays.
+    """
+    source = source or source_of(tasks[0].script)
+    for task in tasks:
+        names = begun_in(source)
+        if isinstance(task, Exercise):
+            source = blanked(source, task, kept=shared_blanks(task, names))
+        else:
+            source = planted(source, drawn(task, number or 0)[0])
+        source = with_begun(source, dict.fromkeys([*names, task.name]))
+    return source
+
+
+def shared_blanks(exercise, names):
+    """Those of its functions that other exercises, begun before, have blanked already."""
+    others = [EXERCISES[name] for name in names if name in EXERCISES and name != exercise.name]
+    return {blank for other in others for blank in other.blanks}
+
+
+def is_begun(exercise, source):
+    """Whether a copy is one for this exercise: its first line says so, or one of the functions is not the original."""
+    if exercise.name in begun_in(source):
+        return True
+    try:
+        mine, theirs = definitions(source), definitions(source_of(exercise.script))
+    except SyntaxError:  # a message about that comes later
+        return True
+    dump = lambda nodes, name: ast.dump(nodes[name]) if name in nodes else None
+    return any(dump(mine, name) != dump(theirs, name) for name in exercise.blanks)

@@ -1,0 +1,527 @@
+"""What exercises and bug hunts are, and how answers are judged.
+
+An exercise: functions cut out of a script, calls of them, and well-known mistakes as changes to the script's text. No
+number is worked out here: what is right is what the original gives, and what a mistake gives is what the original gives
+with the mistake put into it. The first calls are on numbers that can be followed with a pencil; after them come random
+inputs. A hunt is a change to a script's text, and calls that show it.
+
+A handout has no originals: there numbers.json holds what they gave when it was made.
+"""
+
+import difflib
+import functools
+import importlib.util
+import inspect
+import io
+import math
+import re
+import sys
+import textwrap
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TABLES = ("basics", "values", "policies", "others", "scratch", "hunts")  # modules; a handout has those that it needs
+EXERCISES, HUNTS = {}, {}  # by name
+
+
+class BadInput(Exception):
+    """Something that whoever typed the command can mend: shown as one line, with exit code 2."""
+
+
+@dataclass
+class Case:
+    """One call of a script's code."""
+
+    what: str  # the situation, as the student reads it
+    call: Callable  # of the module; returns numbers, or lists, tensors, … of them
+    look: str  # where to look next
+    atol: float  # how much answers may differ: shares of random draws, and what runs learn, need more than rounding
+    step: int = 1  # 2: random inputs
+
+
+@dataclass
+class Task:
+    """What exercises and hunts have in common."""
+
+    name: str
+    script: str  # a script of the repository, or exercises/scripts/NAME.py
+    week: int  # of the course
+    minutes: int
+    cases: dict  # "the situation | where to look next" -> call of a module, or (call, how much answers may differ)
+
+    @property
+    def file(self):
+        """The name of the student's file."""
+        return Path(self.script).name
+
+    def calls(self):
+        """All its Cases."""
+        found = []
+        for words, call in self.cases.items():
+            what, _, look = words.partition(" | ")
+            call, atol = call if isinstance(call, tuple) else (call, 1e-4)
+            found.append(Case(what, call, look, atol))
+        return found
+
+
+@dataclass
+class Exercise(Task):
+    """Functions or methods to write."""
+
+    topic: str
+    blanks: tuple  # names of functions, or Class.method
+    task: str  # what to write, and what is at hand
+    mistakes: dict  # "this is what one gets by …" -> "old text -> new text" in one of the blanks, or several of these
+    random: Callable  # of the module and a NumPy generator: a call on random inputs
+    draws: int = 20
+    atol: float = 1e-4  # of the random inputs
+    learn: tuple = ()  # (fields of Args, what mean - deviation of the last evaluation has to reach)
+    table: str = ""  # the module that it stands in
+
+    def calls(self):
+        """All its Cases: those that are written down, then the random inputs, always the same ones."""
+        draw = lambda i: lambda m: self.random(m, generator([i, len(self.name)]))
+        words = "random inputs, draw {} of {}"
+        drawn = [Case(words.format(i + 1, self.draws), draw(i), "", self.atol, 2) for i in range(self.draws)]
+        return super().calls() + drawn
+
+
+@dataclass
+class Hunt(Task):
+    """A copy of a script in which one line is wrong; of several `bugs` a number draws one."""
+
+    hint: str
+    bugs: list  # ("function or class: old text -> new text", what one sees); a handout has none
+    table: str = ""
+
+
+def exercise(name, cut, course, **fields):
+    """Put an Exercise into the table; `cut` is "script: function, Class.method, …"."""
+    script, _, blanks = cut.partition(": ")
+    fields |= {"script": script, "blanks": tuple(blanks.split(", "))} | planned(course)
+    EXERCISES[name] = Exercise(name, **fields, table=sys._getframe(1).f_globals["__name__"])
+
+
+def hunt(name, course, **fields):
+    """Put a Hunt into the table."""
+    HUNTS[name] = Hunt(name, **fields | planned(course), table=sys._getframe(1).f_globals["__name__"])
+
+
+def planned(course):
+    """Week and minutes out of "week 6, 45 minutes"."""
+    return dict(zip(("week", "minutes"), map(int, re.findall(r"\d+", course))))
+
+
+def load_tables():
+    """Import the tables, which fills EXERCISES and HUNTS, in the order of the course."""
+    for name in TABLES:
+        if (HERE / f"{name}.py").is_file():
+            importlib.import_module(name)
+    for table in (EXERCISES, HUNTS):
+        for task in sorted(table.values(), key=lambda task: task.week):  # a dict keeps the order of insertion
+            table[task.name] = table.pop(task.name)
+
+
+def find(name):
+    """The Exercise or Hunt of this name. BadInput, with near names, if there is none."""
+    if task := EXERCISES.get(name) or HUNTS.get(name):
+        return task
+    near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS], n=3, cutoff=0.4)
+    raise BadInput(f"there is no exercise {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def hints(name):
+    """(three hints, what to know once it is solved) of an exercise, out of hints.md."""
+    for section in (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        title, *parts = re.split(r"\n[123]\. |\n\n", section.strip())
+        if title == name:
+            *three, known = [" ".join(part.split()) for part in parts]
+            return three, known
+    return [], ""
+
+
+def run_main(main):
+    """Call main() for a command line; BadInput is one line on stderr and exit code 2."""
+    sys.stdout.reconfigure(errors="replace")  # a terminal without some letter gets a ?
+    load_tables()
+    try:
+        sys.exit(main())
+    except BadInput as error:
+        print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+# ---------------------------------------------------------------------------------------------------- numbers in tables
+
+
+def generator(seed):
+    """A NumPy generator; NumPy and torch are imported only when they are needed, for start.py is to answer at once."""
+    import numpy as np
+
+    return np.random.default_rng(seed)
+
+
+def tensor(numbers):
+    """A tensor of float32; of booleans and whole numbers in arrays, a tensor of these."""
+    import numpy as np
+    import torch
+
+    if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "bi":
+        return torch.as_tensor(numbers)
+    return torch.as_tensor(numbers, dtype=torch.float32)
+
+
+def slopes(y, *tensors):
+    """The derivatives of the sum of y, tensors; zeros if y does not depend on one."""
+    import torch
+
+    if not getattr(y, "requires_grad", False):
+        return [torch.zeros_like(x) for x in tensors]
+    found = torch.autograd.grad(y.sum(), tensors, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if slope is None else slope for x, slope in zip(tensors, found)]
+
+
+def refuses(call):
+    """Whether a call raises a ValueError."""
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
+def plain(x):
+    """Tensors, arrays, tuples and single numbers as nested lists of floats."""
+    x = x.detach() if hasattr(x, "detach") else x
+    x = x.tolist() if hasattr(x, "tolist") else x
+    if isinstance(x, (list, tuple)):
+        return [plain(item) for item in x]
+    return float(x)
+
+
+def shape(x):
+    """The lengths of nested lists, None where they are ragged: [[1, 2], [3, 4]] -> (2, 2)."""
+    if not isinstance(x, list):
+        return ()
+    inner = {shape(item) for item in x}
+    return (len(x), *(inner.pop() if len(inner) == 1 else (None,) if inner else ()))
+
+
+def close(a, b, atol=1e-4):
+    """Whether nested lists have the same form and nearly the same numbers."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(close(x, y, atol) for x, y in zip(a, b))
+    if isinstance(a, list) or isinstance(b, list):
+        return False
+    return math.isclose(a, b, rel_tol=1e-4, abs_tol=atol) or (math.isnan(a) and math.isnan(b))
+
+
+def short(x):
+    """Nested lists of numbers as text."""
+    if isinstance(x, list):
+        return f"[{', '.join(map(short, x))}]"
+    return f"{x:.4f}".rstrip("0").rstrip(".") if abs(x) < 1e6 else f"{x:.4g}"
+
+
+# --------------------------------------------------------------------------------------- modules, and changes to them
+
+
+def load(path):
+    """The script at `path` as a module, under its own name. BadInput if it cannot be imported."""
+    path = Path(path).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look there
+    try:
+        source = path.read_text(encoding="utf-8")
+        exec(compile(source, path, "exec"), vars(module))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {path.name}: {error}") from None
+    except SyntaxError as error:
+        raise BadInput(f"{path.name}, line {error.lineno}: {error.msg}") from None
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{path.name} needs {error.name}: pip install -r requirements.txt") from None
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"{path.name}{place(error, module)} cannot be imported: {in_words(error)}") from None
+    return module
+
+
+@functools.cache
+def original(script):
+    """The module of an original, one for all who import it."""
+    path = (ROOT / script).resolve()
+    known = sys.modules.get(path.stem)
+    return known if getattr(known, "__file__", None) == str(path) else load(path)
+
+
+def changed(sources, change):
+    """{name: source} of those functions that the change, "old -> new" or several of these, concerns.
+
+    Before the old text, which stands in them once, "NAME: " may say in which.
+    """
+    found = {}
+    for part in [change] if isinstance(change, str) else change:
+        where, _, rest = part.partition(": ")
+        old, new = (rest if where in sources else part).split(" -> ")
+        current = {name: (sources | found)[name] for name in ([where] if where in sources else sources)}
+        if sum(text.count(old) for text in current.values()) != 1:
+            raise BadInput(f"{old!r} stands {sum(text.count(old) for text in current.values())} times, not once")
+        (name,) = [name for name, text in current.items() if old in text]
+        found[name] = current[name].replace(old, new)
+    return found
+
+
+@contextmanager
+def mistaken(module, blanks, change):
+    """The module, in whose functions `blanks` the change is made for a while."""
+    sources = {name: inspect.getsource(attrgetter(name)(module)) for name in blanks}
+    with patched(module, changed(sources, change)):
+        yield
+
+
+@contextmanager
+def patched(module, sources):
+    """The module, whose functions {name: source} are replaced for a while."""
+    before = {name: attrgetter(name)(module) for name in sources}
+    for name, source in sources.items():
+        made = {}
+        exec(compile(textwrap.dedent(source), "a change", "exec"), vars(module), made)
+        put(module, name, made[name.split(".")[-1]])
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            put(module, name, function)
+
+
+def put(module, name, function):
+    """Set a function, or as Class.name a method."""
+    owner, _, name = name.rpartition(".")
+    setattr(attrgetter(owner)(module) if owner else module, name, function)
+
+
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+def answer(call, module, blanks=()):
+    """What a call gives, a dict for JSON: `result` in plain numbers, or `error` in words; and what was seen of blanks.
+
+    `kinds` are what they return, `changed` which of their arguments they changed in place, `given` the first call.
+    """
+    notes = {"kinds": {}, "changed": []}
+    before = {name: get(module, name) for name in blanks}
+    try:
+        for name, function in before.items():
+            put(module, name, watched(name, function, notes))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return {"result": plain(call(module))} | notes
+    except (Exception, SystemExit) as error:
+        return {"error": explained(error, module)} | notes
+    finally:
+        for name, function in before.items():
+            put(module, name, function)
+
+
+def get(module, name):
+    """A function, or as Class.name a method. BadInput if it is missing."""
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        raise BadInput(f"{Path(module.__file__).name} has no function {name} any more") from None
+
+
+def watched(name, function, notes):
+    """The function, which now takes notes, if only of its first calls."""
+    names = list(inspect.signature(function).parameters)
+    calls = []
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        if len(calls) >= 20:
+            return function(*args, **kwargs)
+        calls.append(name)
+        given = dict(zip(names, args)) | kwargs
+        before = {key: snapshot(x) for key, x in given.items()}
+        if "given" not in notes:
+            told = [f"{key}={as_text(x)}" for key, x in given.items() if as_text(x)]
+            notes["given"] = f"{name}({', '.join(told)})"[:700]
+        result = function(*args, **kwargs)
+        notes["changed"] += [f"{key} of {name}" for key, x in given.items() if snapshot(x) != before[key]]
+        notes["kinds"].setdefault(name, kind(result))
+        return result
+
+    return wrapper
+
+
+def as_text(x):
+    """Numbers as text; empty for anything else."""
+    if x is None or isinstance(x, str):
+        return repr(x)
+    try:
+        return short(plain(x))
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def snapshot(x):
+    """Something that differs once the numbers in a tensor, an array or a list have changed."""
+    if hasattr(x, "tolist"):
+        return repr(x.tolist())
+    return repr(x) if isinstance(x, list) else None
+
+
+def kind(x):
+    """What kind of thing this is, as "float32 tensor"; of a tuple or list, a list of kinds."""
+    if isinstance(x, (tuple, list)):
+        return [kind(item) for item in x]
+    if not hasattr(x, "dtype"):
+        return type(x).__name__
+    return f"{str(x.dtype).removeprefix('torch.')} {'tensor' if hasattr(x, 'detach') else 'array'}"
+
+
+def fits(kind, wanted):
+    """Whether it is the wanted kind: tensors of the same dtype, arrays of any; of what is neither, anything will do."""
+    if isinstance(wanted, list) and any("tensor" in str(each) or "array" in str(each) for each in wanted):
+        return isinstance(kind, list) and len(kind) == len(wanted) and all(map(fits, kind, wanted))
+    if "tensor" in wanted:
+        return kind == wanted
+    return "array" not in wanted or "array" in kind
+
+
+def kind_in_words(kind):
+    """A kind in words: "(float32 tensor, int)"."""
+    if isinstance(kind, str):
+        return kind
+    return f"({', '.join(map(kind_in_words, kind[:5]))}{', …' if len(kind) > 5 else ''})"
+
+
+def place(error, module):
+    """Where in the student's file an error came up, as ", line 12, in compute_gae"; empty if it did not."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == module.__file__]
+    return f", line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+
+
+def in_words(error):
+    """Kind and message of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+def explained(error, module):
+    """What to tell a student whose code raised this."""
+    if isinstance(error, BadInput):
+        return str(error)
+    if isinstance(error, NotImplementedError) and str(error).startswith("exercise:"):
+        return f"{in_words(error)}\nThis function is still blank{place(error, module)}."
+    if isinstance(error, getattr(module, "UserError", ())):
+        return f"the script gave up: {error}"
+    if where := place(error, module):
+        return f"{Path(module.__file__).name}{where}: {in_words(error)}"
+    if isinstance(error, TypeError) and re.search("(keyword|positional) argument", str(error)):
+        return f"{in_words(error)}\nIt is called with the names that stand in its def: leave that line as it was."
+    return f"what your code returned is of no use: {in_words(error)}\nIs there a return missing, or one thing too many?"
+
+
+# ---------------------------------------------------------------------------------------------------------- judging
+
+
+class Reference:
+    """What the original answers, and what it answers with a known mistake in it: computed when it is asked for."""
+
+    def __init__(self, task):
+        self.task, self.calls, self.known = task, task.calls(), {}
+        self.messages = list(getattr(task, "mistakes", ()))
+
+    def at(self, i, mistake=None):
+        """The answer to call i."""
+        if (i, mistake) not in self.known:
+            module, blanks = original(self.task.script), getattr(self.task, "blanks", ())
+            change, prints = self.task.mistakes[mistake] if mistake else (), io.StringIO()
+            with mistaken(module, blanks, change), redirect_stdout(prints):
+                self.known[i, mistake] = answer(self.calls[i].call, module, blanks)
+        return self.known[i, mistake]
+
+    def answers(self, mistake=None):
+        """The answers to all calls, a list."""
+        return [self.at(i, mistake) for i in range(len(self.calls))]
+
+
+class Numbers(Reference):
+    """The same out of numbers.json, for a handout."""
+
+    def __init__(self, task, numbers):
+        self.task, self.calls, self.messages = task, task.calls(), list(numbers["mistakes"])
+        self.numbers = {None: numbers["right"]} | numbers["mistakes"]
+
+    def at(self, i, mistake=None):
+        return self.numbers[mistake][i]
+
+
+def same(a, b, atol):
+    """Whether two answers are the same; an error is like any other."""
+    if "result" not in a or "result" not in b:
+        return "result" not in a and "result" not in b
+    return close(a["result"], b["result"], atol) and a["changed"] == b["changed"]
+
+
+def judge(answers, reference):
+    """For each call None if the answer is right, else what to tell the student."""
+    problems = []
+    for i, (case, given) in enumerate(zip(reference.calls, answers)):
+        problem = compared(case, given, reference.at(i))
+        if problem and "result" in given and not any(problems):
+            problem += named(i, answers, reference)
+        if problem and case.look:
+            problem += f"\nLook next at {case.look}."
+        problems.append(problem)
+    return problems
+
+
+def compared(case, given, right):
+    """None if an answer is right, else what is wrong with it."""
+    told = f"case: {case.what}"
+    if case.step == 2 and "given" in right:
+        told += f"\n{textwrap.fill(right['given'], 110)}"
+    if "result" not in given:
+        return f"{told}\n{given['error']}"[:3000]
+    for blank, wanted in right["kinds"].items():
+        found = given["kinds"].get(blank, "NoneType")
+        if found != "NoneType" and not fits(found, wanted):
+            return f"{told}\n{blank} returned: {kind_in_words(found)}. Asked for is: {kind_in_words(wanted)}."
+    if names := [name for name in given["changed"] if name not in right["changed"]]:
+        told += f"\nchanged in place: {', '.join(names)}. Whoever called still needs the old numbers"
+        return f"{told}; make a new tensor or array."
+    yours, expected = given["result"], right["result"]
+    if close(yours, expected, case.atol):
+        return None
+    told += f"\nyours:    {short(yours)[:1000]}\nexpected: {short(expected)[:1000]}"
+    if shape(yours) != shape(expected):
+        told += f"\nThe shapes differ: yours is {form(yours)[:200]}, expected is {form(expected)[:200]}."
+    return told
+
+
+def form(x):
+    """The shape of nested lists as text, or those of its parts where these differ."""
+    return " with ".join(map(form, x)) if None in shape(x) else str(shape(x))
+
+
+def named(i, answers, reference):
+    """Which known mistake gives the wrong answer i, as a line of text; empty if none does.
+
+    One that is contradicted by no other answer is sure. Who has made two mistakes is told which one it looks like.
+    """
+    likely = []
+    for message in reference.messages:
+        agrees = lambda j: same(reference.at(j, message), answers[j], reference.calls[j].atol)
+        explains = lambda j: agrees(j) or same(reference.at(j, message), reference.at(j), reference.calls[j].atol)
+        if agrees(i) and all(explains(j) for j in range(i)):
+            if all(explains(j) for j in range(i, len(answers))):
+                return f"\nThis is what one gets by {message}."
+            likely.append(message)
+    return f"\nUp to this case, this is what one gets by {likely[0]}." if likely else ""

@@ -1,0 +1,900 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
+#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+# ]
+# ///
+"""Soft actor-critic (SAC), all of it, in this one file.
+
+The actor pi draws its actions from a distribution, and earns a bonus for its entropy: alpha times -log pi(a|s). So it
+goes on trying whatever seems about as good. The critics Q say what return, with bonuses, to expect of an action. They
+learn from old transitions (s, a, r, s'); a' and the actor's own a are drawn anew from pi:
+
+    y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')),    L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
+    J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
+
+where Q' follow Q slowly, and of two critics the lower value counts. alpha rises while pi is more certain than wanted,
+and falls while it is less.
+
+    python sac.py                                           # Pendulum-v1, a minute
+    python sac.py --alpha 0.2                               # with a fixed weight of the entropy
+    python sac.py --evaluate runs/DIR --render              # watch what a run has left behind
+
+Papers: SAC arXiv 1801.01290, with a learnt alpha arXiv 1812.05905.
+The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+"""
+
+import copy
+import importlib
+import json
+import math
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from gymnasium import spaces
+from torch import nn
+from tqdm import tqdm
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+
+    # algorithm
+    alpha: float | None = None  # weight of the entropy; None: learnt, so that entropy is -1 per dimension of actions
+    policy_frequency: int = 2  # critic updates between rounds of actor updates, of which each has as many
+    actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
+    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics and alpha
+    anneal_lr: bool = False  # lower these two linearly to zero
+    num_envs: int = 1  # environments played side by side
+    buffer_size: int = 1_000_000  # transitions to keep
+    batch_size: int = 256  # transitions per update
+    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin once batch_size are stored too
+    train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
+    gradient_steps: int = 1  # critic updates per round
+    gamma: float = 0.99  # discount
+    tau: float = 0.005  # how far the targets move towards the networks in one update
+    noise: Literal["gaussian", "ou"] = "gaussian"  # by which actions are drawn: independent, or (ou) lasting
+    exploration_noise: float = 1.0  # deviation of what is drawn in each step; 1: gaussian noise draws from pi
+    ou_theta: float = 0.15  # share of ou noise that fades in a step; 0.15 and 0.53 above: a deviation of 1, as pi's
+    hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    # run
+    env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
+    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    max_episode_steps: int | None = None  # truncate episodes after this many steps
+    max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
+    stop_at_return: float | None = None  # stop once an evaluation reaches this (training episodes explore)
+    seed: int = 1  # seed of everything that is drawn at random
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
+    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    capture_video: bool = False  # film an episode at each evaluation
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    resume: str | None = None  # run folder to continue
+    evaluate: str | None = None  # run folder to evaluate, without training
+    model: str = "best"  # weights that --evaluate plays: best, last or a step
+    render: bool = False  # show --evaluate in a window
+    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
+    progress: bool = True  # show the progress bar
+
+
+# ------------------------------------------------------------------------------------------------------- networks
+def uniform_mlp(inputs, hidden_sizes, outputs):
+    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear has it."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [nn.Linear(inputs, size), nn.ReLU()]
+        inputs = size
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+
+def encoder(observation_space):
+    """(what comes before an MLP, its outputs): a CNN for images, nothing for vectors."""
+    if is_image(observation_space):
+        return NatureCNN(observation_space.shape), 512
+    return nn.Identity(), math.prod(observation_space.shape)
+
+
+class SquashedActor(nn.Module):
+    """pi(.|s): a Gaussian for each state, in each dimension, whose draws tanh squashes into [-1, 1]."""
+
+    def __init__(self, observation_space, action_space, args):
+        super().__init__()
+        self.encoder, features = encoder(observation_space)
+        self.mlp = uniform_mlp(features, args.hidden_sizes, 2 * math.prod(action_space.shape))
+
+    def forward(self, obs):
+        """Means and logarithms of deviations, each (B, D), before tanh, for observations (B, …)."""
+        mean, log_std = self.mlp(self.encoder(obs)).chunk(2, dim=1)
+        return mean, log_std.clamp(-20, 2)
+
+
+class Critic(nn.Module):
+    """Q(s, a): the discounted return to expect after action a in state s."""
+
+    def __init__(self, observation_space, action_space, args):
+        super().__init__()
+        self.encoder, features = encoder(observation_space)
+        self.mlp = uniform_mlp(features + math.prod(action_space.shape), args.hidden_sizes, 1)
+
+    def forward(self, obs, actions):
+        """Values (B,) of observations (B, …) and actions (B, D)."""
+        return self.mlp(torch.cat([self.encoder(obs), actions], dim=1)).squeeze(1)
+
+
+class SoftActorCritic(nn.Module):
+    """The actor pi, two critics Q and their targets Q', which follow them slowly, and the weight of entropy, alpha.
+
+    Everywhere but in the environment, actions are (B, D) in [-1, 1]: so the critics see numbers of one size.
+    """
+
+    def __init__(self, observation_space, action_space, args, device="cpu"):
+        super().__init__()
+        self.device = device
+        self.action_space = action_space
+        self.action_dimensions = math.prod(action_space.shape)
+        self.image = is_image(observation_space)
+        self.actor = SquashedActor(observation_space, action_space, args)
+        self.critics = nn.ModuleList(Critic(observation_space, action_space, args) for _ in range(2))
+        self.target_critics = copy.deepcopy(self.critics)
+        self.log_alpha = nn.Parameter(torch.tensor(1.0 if args.alpha is None else args.alpha).log())
+        self.target_entropy = -float(self.action_dimensions)
+        self.register_buffer("half_range", torch.tensor(action_space.high - action_space.low).flatten().float() / 2)
+        self.to(device)
+        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        self.obs_stats = RunningMeanStd(math.prod(observation_space.shape)) if args.normalize_obs else None
+
+    def observe(self, obs):
+        """What the networks see of observations (B, …): images as they are, vectors flat and normalised."""
+        if self.image:
+            return obs
+        obs = obs.reshape(len(obs), -1).float()
+        return obs if self.obs_stats is None else self.obs_stats(obs)
+
+    def normalized(self, batch):
+        """Transitions as the networks see them."""
+        return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
+
+    def draw(self, obs, rng):
+        """Actions (B, D) from pi, and their log-densities (B,), for observations as `observe` gives them."""
+        mean, log_std = self.actor(obs)
+        noise = torch.as_tensor(rng.standard_normal(mean.shape, np.float32), device=self.device)
+        return squashed_gaussian(mean, log_std, noise, self.half_range)
+
+    @torch.inference_mode()
+    def explore(self, obs, noise):
+        """tanh(mean + deviation * noise) as a NumPy array (B, D), for an array of observations (B, …)."""
+        dtype = torch.uint8 if self.image else torch.float32
+        mean, log_std = self.actor(self.observe(torch.as_tensor(obs, dtype=dtype, device=self.device)))
+        noise = torch.as_tensor(noise, dtype=torch.float32, device=self.device)
+        return (mean + log_std.exp() * noise).tanh().cpu().numpy()
+
+    def act(self, obs):
+        """What the policy does without noise, tanh(mean), as the environment takes it: evaluations call this."""
+        return self.to_env(self.explore(obs, noise=0))
+
+    def to_env(self, actions):
+        """Actions (B, D) as the environment takes them: [-1, 1] stretched to its bounds, in its shape and type."""
+        space = self.action_space
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        share = (actions.reshape(-1, *space.shape) + 1) / 2
+        actions = np.clip(low + share * (high - low), low, high)  # clip: sums of floats are not exact
+        return actions.astype(space.dtype)
+
+
+# --------------------------------------------------------------------------------------------------- distribution
+def squashed_gaussian(mean, log_std, noise, half_range):
+    """Actions tanh(u) (B, D) and their log-densities (B,), u = mean + sigma noise   (arXiv 1801.01290, eq. 21).
+
+    The environment plays the middle of its bounds + half_range tanh(u); half_range is (D,). Its density is that of u
+    divided by the slope, the product of half_range (1 - tanh(u)^2) over dimensions. In the form
+    log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u))), it is exact even where tanh(u) rounds to 1.
+    """
+    u = mean + log_std.exp() * noise
+    log_density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    log_slope = half_range.log() + 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+    return u.tanh(), (log_density - log_slope).sum(1)
+
+
+# ---------------------------------------------------------------------------------------------------- exploration
+def next_noise(noise, reset_rows, args, rng):
+    """Noise (N, D) on the actions of this step, made from that of the step before.
+
+    x <- (1 - theta) x + sigma N(0, 1): Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7), which pushes one way for
+    about 1 / theta steps. With theta = 1 nothing of x is left: independent Gaussian noise.
+    """
+    theta = args.ou_theta if args.noise == "ou" else 1.0
+    noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
+    noise[reset_rows] = 0  # the action of a reset row is ignored: the next one is an episode's first
+    return noise
+
+
+# -------------------------------------------------------------------------------------------------- replay buffer
+
+Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
+
+
+class ReplayBuffer:
+    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, uint8 stays uint8.
+
+    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+
+        obs               action   reward  next_obs               terminated  reset row
+        s0                a0       r0      s1                     no          no
+        s1                a1       r1      s2, the final one      yes         no
+        s2                ignored  0       s0 of the next one     no          yes: not stored
+
+    So each stored next_obs is the true one. A terminated transition has no future. A truncated one has: its target goes
+    on from next_obs as any other's does, so `truncated` is not stored.
+    """
+
+    def __init__(self, capacity, observation_space, action_space, device="cpu"):
+        shape = observation_space.shape
+        D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
+        obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
+        action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
+        self.obs = np.zeros((capacity, *shape), obs_dtype)
+        self.actions = np.zeros((capacity, D), action_dtype)
+        self.rewards = np.zeros(capacity, np.float32)
+        self.next_obs = np.zeros((capacity, *shape), obs_dtype)
+        self.terminated = np.zeros(capacity, bool)
+        self.capacity = capacity
+        self.device = device
+        self.size = 0  # transitions stored so far
+        self.position = 0  # slot that is written next
+
+    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
+        """Store a step of all environments, each argument (N, …), without reset rows; return the slots written."""
+        played = ~reset_rows
+        count = int(played.sum())
+        slots = (self.position + np.arange(count)) % self.capacity
+        self.obs[slots] = obs[played]
+        self.actions[slots] = actions[played]
+        self.rewards[slots] = rewards[played]
+        self.next_obs[slots] = next_obs[played]
+        self.terminated[slots] = terminated[played]
+        self.position = (self.position + count) % self.capacity
+        self.size = min(self.size + count, self.capacity)
+        return slots
+
+    def get(self, slots):
+        """The Transitions in these slots, on the device."""
+        arrays = [getattr(self, name)[slots] for name in Transitions._fields]
+        return Transitions(*[torch.as_tensor(array, device=self.device) for array in arrays])
+
+    def sample(self, batch_size, rng):
+        """Transitions drawn uniformly, with replacement. ValueError if fewer are stored than are asked for."""
+        if batch_size > self.size:
+            raise ValueError(f"cannot sample {batch_size} of {self.size} stored transitions")
+        return self.get(rng.integers(self.size, size=batch_size))
+
+    def state_dict(self):
+        """What is stored, for a checkpoint."""
+        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in Transitions._fields}
+        return {"size": self.size, "position": self.position, **filled}
+
+    def load_state_dict(self, state):
+        """Copy what state_dict returned."""
+        self.size = int(state["size"])
+        self.position = int(state["position"])
+        for name in Transitions._fields:
+            getattr(self, name)[: self.size] = np.asarray(state[name])
+
+
+# -------------------------------------------------------------------------------------------- targets and losses
+def soft_td_targets(rewards, next_values, next_log_probs, terminated, alpha, gamma):
+    """y (B,) = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')) for target values (K, B) and
+    log-densities (B,), both of the same actions a', drawn from pi(.|s')   (arXiv 1812.05905, eqs. 2, 3).
+    """
+    next_values = next_values.amin(0) - alpha * next_log_probs
+    return rewards + gamma * next_values * ~terminated
+
+
+def critic_loss(values, targets):
+    """The sum over critics of the mean of (Q_k(s, a) - y)^2, for values (K, B) and targets (B,)."""
+    return ((values - targets) ** 2).mean(1).sum()
+
+
+def sac_actor_loss(values, log_probs, alpha):
+    """mean( alpha log pi(a|s) - min_k Q_k(s, a) ), of values (K, B), log-densities (B,)   (arXiv 1812.05905, eq. 9)."""
+    return (alpha * log_probs - values.amin(0)).mean()
+
+
+def alpha_loss(log_alpha, log_probs, target_entropy):
+    """mean( -alpha (log pi(a|s) + target entropy) ), alpha = exp(log_alpha)   (arXiv 1812.05905, eq. 18).
+
+    Downhill, alpha rises if the entropy, the mean of -log pi, is below its target, and falls if it is above.
+    """
+    return -(log_alpha.exp() * (log_probs.detach() + target_entropy)).mean()
+
+
+@torch.no_grad()
+def polyak(target, source, tau):
+    """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
+    for target_weights, weights in zip(target.parameters(), source.parameters()):
+        target_weights.lerp_(weights, tau)
+
+
+# ------------------------------------------------------------------------------------------------------- training
+def updates_due(step_before, step, args):
+    """The numbers of the critic updates, from 1 up, that the steps from step_before + 1 to `step` bring.
+
+    Steps of all environments count, so the ratio of updates to steps does not depend on how many there are.
+    """
+    rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
+    rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
+    rounds = max(0, step // args.train_frequency - rounds_left_out)
+    return range(rounds_before * args.gradient_steps + 1, rounds * args.gradient_steps + 1)
+
+
+def soft_bellman_targets(agent, batch, args, rng):
+    """What the critics learn, y (B,): soft_td_targets of actions a' drawn from pi(.|s')."""
+    with torch.no_grad():
+        next_actions, next_log_probs = agent.draw(batch.next_obs, rng)
+        next_values = torch.stack([critic(batch.next_obs, next_actions) for critic in agent.target_critics])
+        alpha = agent.log_alpha.exp()
+        return soft_td_targets(batch.rewards, next_values, next_log_probs, batch.terminated, alpha, args.gamma)
+
+
+def train(args):
+    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    envs = make_envs(args, args.num_envs)
+    agent = make_agent(args, envs)
+    buffer = make_replay_buffer(args, envs, agent)
+    actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.actor_learning_rate, fused=True)
+    critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.critic_learning_rate, fused=True)
+    alpha_optimizer = torch.optim.Adam([agent.log_alpha], lr=args.critic_learning_rate, fused=True)
+    run = Run(args, agent, envs, buffer=buffer, actor=actor_optimizer, critic=critic_optimizer, alpha=alpha_optimizer)
+
+    while not run.is_finished():
+        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+            envs, obs, rng = run.new_envs()
+            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            noise = np.zeros((args.num_envs, agent.action_dimensions))
+        step_before = run.step
+        if args.anneal_lr:
+            actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
+            critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
+
+        noise = next_noise(noise, ended, args, rng)
+        actions = agent.explore(obs, noise) if run.step >= args.learning_starts else rng.uniform(-1, 1, noise.shape)
+        last_obs = obs.copy()  # the environments may write what comes next into the same array
+        obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        buffer.add(last_obs, actions, rewards, terminated, truncated, ended, obs)
+        if args.normalize_obs:  # what is stored stays as it is: `normalized` changes what the networks see
+            agent.obs_stats.update(last_obs[~ended])
+        run.count(obs, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
+        ended = terminated | truncated
+
+        for update in updates_due(step_before, run.step, args):
+            batch = agent.normalized(buffer.sample(args.batch_size, rng))
+            targets = soft_bellman_targets(agent, batch, args, rng)
+            values = torch.stack([critic(batch.obs, batch.actions) for critic in agent.critics])
+            loss = critic_loss(values, targets)
+            critic_optimizer.zero_grad()
+            loss.backward()
+            critic_optimizer.step()
+            run.log(critic_loss=loss.detach(), value_mean=values.detach().mean(), alpha=agent.log_alpha.detach().exp())
+            polyak(agent.target_critics, agent.critics, args.tau)
+            if update % args.policy_frequency == 0:  # delayed, but then as often as the critics have been updated
+                for _ in range(args.policy_frequency):
+                    actions, log_probs = agent.draw(batch.obs, rng)
+                    values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])
+                    loss = sac_actor_loss(values, log_probs, agent.log_alpha.exp())
+                    actor_optimizer.zero_grad()
+                    loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
+                    actor_optimizer.step()
+                    run.log(actor_loss=loss.detach(), entropy=-log_probs.detach().mean())
+                    if args.alpha is None:
+                        alpha_optimizer.zero_grad()
+                        alpha_loss(agent.log_alpha, log_probs, agent.target_entropy).backward()
+                        alpha_optimizer.step()
+        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+    return run.finish()
+
+
+# ===== helpers: settings, parts of the networks, environments =========================================================
+
+LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes hidden_sizes".split()
+LEAST_1 += "buffer_size batch_size train_frequency gradient_steps policy_frequency".split()
+RANGES = dict.fromkeys(LEAST_1, (1, 1e15)) | dict.fromkeys(["gamma", "tau", "ou_theta"], (0, 1))
+RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
+CURVE = {"critic_loss": "loss of the critics", "entropy": "entropy of the policy", "alpha": "alpha, weight of entropy"}
+EXPLORES = True  # whether training episodes hold random actions that the agent, once trained, would not take
+PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
+SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+write_state = torch.save
+read_state = partial(torch.load, map_location="cpu", weights_only=True)
+
+# Settings that learn, per environment. What the user gives wins. docs/sac.md says what they were tried on.
+SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
+TUNED = {
+    "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
+    "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
+                                         "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
+                                         "total_timesteps": 50_000},
+    # after published settings (rl-zoo's; HalfCheetah: CleanRL's), not confirmed here
+    "LunarLanderContinuous-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
+                                 "tau": 0.01, "learning_starts": 10_000, "total_timesteps": 250_000},
+    "BipedalWalker-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
+                         "gamma": 0.98, "tau": 0.02, "learning_starts": 10_000, "total_timesteps": 500_000},
+    "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000, "total_timesteps": 1_000_000},
+}  # fmt: skip
+tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
+
+
+def layer(module, gain=2**0.5):
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
+    nn.init.orthogonal_(module.weight, gain)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all rows seen so far. A module, so that every saved model holds them."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, rows):
+        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        if len(rows) == 0:
+            return
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
+        weight = len(rows) / (self.count + len(rows))
+        delta = rows.mean(0) - self.mean
+        self.mean += weight * delta
+        self.var += weight * (rows.var(0, correction=0) - self.var) + weight * (1 - weight) * delta**2
+        self.count += len(rows)
+
+    def forward(self, x):
+        """Normalise (B, *shape), clip to ±10."""
+        mean = self.mean.to(x.device, torch.float32)
+        std = (self.var + 1e-8).sqrt().to(x.device, torch.float32)
+        return ((x - mean) / std).clamp(-10, 10)
+
+
+class NatureCNN(nn.Module):
+    """The network for images of DQN (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.channels_last = shape[2] == min(shape)
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        image = torch.zeros(1, channels, height, width)
+        layers = []
+        for outputs, kernel_size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            layers += [layer(nn.Conv2d(channels, outputs, kernel_size, stride)), nn.ReLU()]
+            channels = outputs
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        self.linear = layer(nn.Linear(self.convolutions(image).shape[1], 512))
+
+    def forward(self, images):
+        """Features of images whose channels come first or last."""
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.linear(self.convolutions(images / 255)).relu()
+
+
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
+    """Truncate an episode once its return reaches `limit`."""
+
+    def __init__(self, env, limit):
+        super().__init__(env)
+        self.limit = limit
+
+    def step(self, action):
+        """As the environment's, truncated at the limit."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+
+
+def make_envs(args, num_envs, render=False, video=None):
+    """A vector environment with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    package = "gymnasium"
+    for prefix, plugin in PLUGINS.items():
+        if args.env_id.startswith(prefix):
+            package = plugin
+    try:
+        importlib.import_module(package)
+        kwargs = dict(**json.loads(args.env_kwargs))
+        paths = args.wrappers or (ONE_HOT if package == "minigrid" else ())
+        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in paths]
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        if args.max_episode_return is not None:
+            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
+        if render or video:
+            kwargs["render_mode"] = "rgb_array" if video else "human"
+        if video:
+            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
+        if package == "ale_py" and mode is None:
+            kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+            kwargs["reward_clipping"] = False
+        elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+            stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+            wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    is_box = isinstance(envs.single_observation_space, spaces.Box)
+    # A Box's observations stay as they are; Discrete ones become one-hot, a Dict or Tuple flat.
+    return envs if is_box else gym.wrappers.vector.FlattenObservation(envs)
+
+
+def choose_device(args, image=False):
+    """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
+    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
+    automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
+    device = automatic if args.device == "auto" else args.device
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"no device {device}: {error}") from error
+    return device
+
+
+def make_box_agent(args, envs):
+    """An untrained Agent for these environments. UserError if it cannot handle a space."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if not isinstance(action_space, spaces.Box) or not action_space.is_bounded() or action_space.dtype.kind != "f":
+        raise UserError(f"{args.env_id} has {action_space}; this needs bounded Box actions of floats: try ppo.py")
+    if not isinstance(obs_space, spaces.Box):
+        raise UserError(f"{args.env_id} has observations {obs_space}, which no network here can take")
+    if is_image(obs_space) and args.normalize_obs:
+        raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
+    device = choose_device(args, is_image(obs_space))
+    torch.manual_seed(args.seed)
+    agent = Agent(obs_space, action_space, args, device)
+    agent.args = args  # for evaluate(agent, agent.args) in a notebook
+    return agent
+
+
+Agent = SoftActorCritic  # as make_box_agent calls it
+make_agent = make_box_agent  # as the run section calls it
+
+
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it is too small."""
+    if args.buffer_size < max(args.batch_size, args.num_envs):
+        raise UserError("buffer_size must not be less than batch_size or num_envs")
+    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
+
+
+# ===== run: the same in every script ==================================================================================
+# What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
+# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+UserError = gym.error.Error  # so that Gymnasium's own count as well
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+
+
+def tuned(*flags, **given):
+    """Args from flags or keywords; the rest from the run to resume or evaluate, from `config`, or from TUNED."""
+    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    first = replace(tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")]), **given)
+    run_dir = first.resume or first.evaluate
+    path = f"{run_dir}/config.json" if run_dir else first.config
+    defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
+    args = replace(tyro.cli(Args, args=flags, default=defaults, description=__doc__), **given)
+    for name, value in vars(args).items():
+        low, high = RANGES.get(name, (0, 1e15))
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, (int, float)) and not low <= number <= high:
+                raise UserError(f"{name} must lie between {low:g} and {high:g}")
+        if isinstance(value, float) and isinstance(getattr(Args, name), int):  # 1e5 in a notebook
+            setattr(args, name, int(value))
+        if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
+    return args
+
+
+def code_flags(args):
+    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
+    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+        return []
+    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. It may be a stranger's: code that it asks for must be `given` as well."""
+    flags = []
+    try:
+        for name, value in json.loads(Path(path).read_text(encoding="utf-8"))["args"].items():
+            flags += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # tyro's complaint would fill a screen
+            args = tyro.cli(Args, args=flags, config=[tyro.conf.FlagConversionOff], console_outputs=False)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit) as error:
+        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
+    code = code_flags(args)
+    if code and code != code_flags(given):
+        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {shlex.join(code)}")
+    return replace(args, **{name: getattr(given, name) for name in ONLY_FLAGS})
+
+
+def load(run_dir, model="best", *flags, **given):
+    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
+    agent = make_agent(args, make_envs(args, 1))
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
+    return agent
+
+
+def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
+    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
+    obs, _ = envs.reset(seed=seed)
+    if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+        agent.begin_episodes(episodes)
+    returns = np.zeros(episodes)
+    playing = np.ones(episodes, bool)
+    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
+        returns[playing] += rewards[playing]
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
+    envs.close()
+    return float(returns.mean()), float(returns.std())
+
+
+def write_file(path, write):
+    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
+        if temporary.exists():
+            temporary.unlink()
+        if isinstance(error, PermissionError) and Path(path).suffix == ".csv":
+            return  # on Windows, while a spreadsheet shows it; the next row writes the whole table again
+        raise UserError(f"cannot write {path}: {error}") from error
+
+
+def read_parts(path, parts):
+    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    try:
+        state = read_state(path)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except Exception as error:  # there is no list of what a damaged or foreign file may raise
+        raise UserError(f"{path} is missing, damaged or of another network: {type(error).__name__}") from error
+    return state
+
+
+class Run:
+    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
+
+    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new ones and
+    seeds them from (seed, step); a resumed run does the same. So it gives the same numbers as an unbroken one.
+    """
+
+    def __init__(self, args, agent, envs, **parts):
+        self.args = args
+        self.agent = agent
+        self.envs = envs
+        self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
+        self.step = 0  # environment steps, without reset rows
+        self.checkpoint_step = 0  # the step of the last checkpoint, from which training begins anew
+        self.episodes = []  # (step, return) of each training episode
+        self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
+        self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
+        self.figures = {}  # logged since the last row of metrics.csv
+        self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+        self.checkpoint_every = args.checkpoint_every or max(args.total_timesteps // 10, 10_000 * envs.num_envs)
+        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
+        self.begun = time.monotonic()
+        checkpoint = self.dir / f"checkpoint{SUFFIX}"
+        if checkpoint.exists():  # else the run is new, or was killed before its first checkpoint
+            if not args.resume:
+                raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+            state = read_parts(checkpoint, self.parts)["run"]
+            self.step, seconds, self.episodes, self.metrics, self.evaluations = state
+            self.checkpoint_step = self.step
+            self.begun -= seconds
+        if args.capture_video:  # fail now, not at the first evaluation
+            make_envs(args, 1, video=self.dir / "videos").close()
+        here = Path(__file__).parent
+        git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
+        config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
+        chosen = [f"{key}={getattr(args, key)}" for key in tuned_settings(args)]
+        print(f"{args.env_id} -> {self.dir}, from step {self.step};", *chosen)
+        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
+
+    def new_envs(self):
+        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step)."""
+        self.envs.close()  # a reset with a seed is not enough: Box2D's environments keep traces of earlier episodes
+        self.envs = make_envs(self.args, self.envs.num_envs)
+        rng = np.random.default_rng([self.args.seed, self.step])
+        obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
+        return self.envs, obs, rng
+
+    def count(self, obs, rewards, ended, reset_rows):
+        """Count a step of all environments, arrays (N, …), or a rollout, (T, N, …). UserError on NaN or infinity."""
+        self.check_finite(observation=obs, reward=rewards)
+        rewards, ended, reset_rows = np.atleast_2d(rewards, ended, reset_rows)
+        for t in range(len(rewards)):
+            self.step += rewards.shape[1] - int(reset_rows[t].sum())
+            self.totals += rewards[t]
+            for n in np.flatnonzero(ended[t]):
+                self.episodes.append((self.step, float(self.totals[n])))
+                self.totals[n] = 0
+
+    def check_finite(self, **values):
+        """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
+
+    def log(self, **figures):
+        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
+        for name, value in figures.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def is_finished(self):
+        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
+        enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
+        return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
+
+    def write_what_is_due(self):
+        """An evaluation and a checkpoint after as many steps as args say, at most 200 rows of metrics.csv more."""
+        self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
+        self.bar.update(self.step - self.bar.n)
+        last = self.metrics["step"][-1] if self.metrics["step"] else 0
+        is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
+        evaluation_is_due = is_due(self.eval_every)
+        checkpoint_is_due = is_due(self.checkpoint_every)
+        if evaluation_is_due or checkpoint_is_due or is_due(self.args.total_timesteps / 200):
+            mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
+            sps = self.step / (time.monotonic() - self.begun)
+            row = {"sps": sps, "return_mean": mean, "episodes": len(self.episodes)}
+            row |= {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
+            self.add_row("metrics.csv", self.metrics, row)
+            self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
+            self.figures = {}
+        if evaluation_is_due:
+            self.write_evaluation()
+        if checkpoint_is_due or self.is_finished():  # an evaluation may just have reached stop_at_return
+            self.write_checkpoint()
+        if checkpoint_is_due and not self.is_finished():
+            self.draw_curve()
+        if evaluation_is_due and self.args.capture_video:  # last: should it fail, the checkpoint is written
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
+
+    def write_evaluation(self):
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
+        seed = self.args.seed + 10_000  # other first states than in training
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        self.check_finite(evaluation=mean)
+        is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
+        for name in [self.step, "best"] if is_best else [self.step]:
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
+        row = {"return_mean": mean, "return_std": std, "episodes": self.args.eval_episodes}
+        self.add_row("evaluations.csv", self.evaluations, row)
+
+    def add_row(self, name, table, row):
+        """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
+        row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
+        for column in row:
+            table.setdefault(column, [math.nan] * len(table["step"]))
+        for column in table:
+            table[column].append(row.get(column, math.nan))
+        rows = np.transpose(list(table.values()))
+        head = {"header": ",".join(table), "comments": ""}
+        write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
+
+    def write_checkpoint(self):
+        """Write the checkpoint, from which training begins anew, whether or not the run is killed."""
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
+        write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
+        self.checkpoint_step = self.step
+
+    def draw_curve(self):
+        """Write learning_curve.png: returns of episodes, their running mean and evaluations; below, CURVE's figures."""
+        from matplotlib.figure import Figure  # slow to import
+
+        figure = Figure(figsize=(9, 7), layout="constrained")
+        axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
+        top, steps = axes["returns"], self.metrics["step"]
+        top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
+        recent = f"mean of the last {min(100, len(self.episodes))} episodes"
+        top.plot(steps, self.metrics["return_mean"], color="midnightblue", label=recent)
+        evaluated_at, _, means, stds, _ = self.evaluations.values()
+        top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        largest = max([abs(total) for _, total in self.episodes], default=0)
+        if means and largest > 100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+            top.set_yscale("symlog", linthresh=10)
+        top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
+        top.legend()
+        for name, title in CURVE.items():
+            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            axes[name].set(title=title, xlabel="environment steps")
+            axes[name].locator_params(axis="x", nbins=4)
+        write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
+
+    def finish(self):
+        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        self.draw_curve()
+        self.bar.close()
+        self.envs.close()
+        summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
+        summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
+        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        return summary
+
+
+def main():
+    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    try:
+        args = tuned(*sys.argv[1:])
+        if not args.evaluate:
+            command = ["python", sys.argv[0], "--evaluate", train(args)["run_dir"], "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(command)}")
+            return
+        agent = load(args.evaluate, args.model, *sys.argv[1:])
+        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        mean, std = evaluate(agent, args, args.eval_episodes, seed)
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if args.render or film:
+            evaluate(agent, args, 1, seed, args.render, film)
+        if film:
+            print(f"film: {film}")
+    except UserError as error:
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Environments and a wrapper of a user's own, as `--env-id run_worlds:Faulty-v0`: each does one thing that is odd."""
+
+import os
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Plain(gym.Env):
+    """Episodes of ten steps, each of which pays 1; the observation is drawn at random."""
+
+    observation_space, action_space = spaces.Box(-9, 9, (2,)), spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+    render_mode = None
+
+    def __init__(self, render_mode=None, leave=None):
+        self.render_mode = render_mode
+        if leave:  # a sign that somebody's arguments were executed
+            Path(leave).touch()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return self.np_random.normal(size=2).astype(np.float32)
+
+    def step(self, action):
+        self.at += 1
+        return self.observe(), 1.0, False, self.at == 10, {}
+
+    def render(self):
+        return np.zeros((32, 32, 3), np.uint8)
+
+
+class Faulty(Plain):
+    """At step `at` of an episode its observation or its reward is NaN or infinite, or it raises."""
+
+    def __init__(self, field, at, value="nan", **kwargs):
+        super().__init__(**kwargs)
+        self.field, self.fatal, self.value = field, at, value
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        if self.at == self.fatal:
+            if self.field == "raises":
+                raise OSError("from within")
+            obs, reward = (obs, float(self.value)) if self.field == "reward" else (obs * float(self.value), reward)
+        return obs, reward, *rest
+
+
+class Picture(Plain):
+    """Pictures for the CNN, in episodes of ten steps."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+
+    def observe(self):
+        return self.np_random.integers(256, size=(36, 36, 3), dtype=np.uint8)
+
+
+class Own(gym.Wrapper):
+    """A wrapper of a user's own; says that it was executed."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        Path(os.environ.get("LEAVE", os.devnull)).touch()
+
+
+gym.register("Plain-v0", Plain)
+gym.register("Faulty-v0", Faulty)
+gym.register("Picture-v0", Picture)

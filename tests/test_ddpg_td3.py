@@ -1,0 +1,383 @@
+"""What ddpg_td3.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
+
+Each test must also fail for each of the mistakes that stand above it in `catches`. What ddpg_td3.py shares with ppo.py
+(the run section above all) and with dqn.py (the replay buffer) has its tests in the files of these.
+"""
+
+import copy
+import math
+from collections import defaultdict
+from functools import cache
+from unittest import mock
+
+import numpy as np
+import pytest
+import tools
+import torch
+from gymnasium import spaces
+from run_folder import command, content, kill_and_resume
+from tools import BOX, ONE, Aim, catches, close, descend, flat, learn, net, new_agent, rehearse, row_of_one
+from torch import nn
+
+# ------------------------------------------------------------------------------------------------- a lesson, by hand
+
+
+@catches(
+    "smoothed, noise not clipped: noise.clamp(-clip, clip) -> noise",
+    "smoothed, action not clipped: ).clamp(-1, 1) -> )",
+    "critic_targets, maximum of the critics: amin(0) -> amax(0)",
+    "critic_targets, bootstraps after termination: * ~terminated -> * 1",
+    "critic_targets, not discounted: gamma * -> 1 *",
+)
+def test_smoothing_and_clipped_double_q(script):
+    """mu'(s') = 0 and raw noise 0.8: clipped to 0.5. 0.9 + 0.3 leaves [-1, 1]: 1. -0.4 - 0.2 = -0.6 is within.
+
+    r = 1, gamma = 0.9, Q'_1 = 2, Q'_2 = 3: y = 1 + 0.9 * 2 = 2.8, and 1 where the step terminates. The third row has
+    the lower value in the other critic: -1 + 0.9 * 4 = 2.6. With a single critic, DDPG: 1 + 0.9 * 3.
+    """
+    actions = script.smoothed(torch.tensor([0.0, 0.9, -0.4]), torch.tensor([0.8, 0.3, -0.2]), 0.5)
+    close(actions, [0.5, 1.0, -0.6])
+    rewards = torch.tensor([1.0, 1.0, -1.0])
+    values = torch.tensor([[2.0, 2.0, 7.0], [3.0, 3.0, 4.0]])
+    close(script.critic_targets(rewards, values, torch.tensor([False, True, False]), 0.9), [2.8, 1, 2.6])
+    close(script.critic_targets(rewards[:1], values[1:, :1], torch.tensor([False]), 0.9), [3.7])
+
+
+@catches(
+    "critic_loss, averaged over critics: .mean(1).sum() -> .mean()",
+    "critic_loss, absolute errors: ((values - targets) ** 2) -> (values - targets).abs()",
+    "actor_loss, downhill: return -critic -> return critic",
+)
+def test_losses(script):
+    """y = (1, 3). Q_1 = (2, 5): (1 + 4) / 2 = 2.5. Q_2 = (1, 0): (0 + 9) / 2 = 4.5. Their sum is 7.
+
+    mu(s) = 2 s, Q(s, a) = s + a, s = 1 and 3: -(3 + 9) / 2 = -6.
+    """
+    close(script.critic_loss(torch.tensor([[2.0, 5.0], [1.0, 0.0]]), torch.tensor([1.0, 3.0])), 7)
+    close(script.actor_loss(lambda obs: 2 * obs, lambda obs, actions: obs + actions, torch.tensor([1.0, 3.0])), -6)
+
+
+def linear_agent(script):
+    """mu(s) = tanh(w s + b) with w = 0.5, b = 0; Q_1(s, a) = s + 2 a, Q_2(s, a) = -3 a, without hidden layers.
+
+    Their targets: mu'(s) = 0, Q'_1(s, a) = 2 s + 9 a, Q'_2(s, a) = s + 9 a.
+    """
+    agent = new_agent(script, ONE, ONE, hidden_sizes=())
+    numbers = {agent.actor: [0.5], agent.critics[0]: [1, 2], agent.critics[1]: [0, -3]}
+    numbers |= {agent.target_actor: [0], agent.target_critics[0]: [2, 9], agent.target_critics[1]: [1, 9]}
+    for network, weights in numbers.items():
+        network.mlp[0].weight.data[:] = torch.tensor([weights])
+        network.mlp[0].bias.data.zero_()
+    return agent
+
+
+@catches(
+    "bellman_targets, values of the critics themselves: in agent.target_critics -> in agent.critics",
+    "bellman_targets, actions of the actor itself: agent.target_actor( -> agent.actor(",
+    "bellman_targets, targets of this state's values: critic(batch.next_obs, -> critic(batch.obs,",
+    "train, actor follows the other critic: agent.critics[0], batch.obs -> agent.critics[-1], batch.obs",
+    "train, learning rates exchanged: lr=args.actor_learning_rate -> lr=args.critic_learning_rate",
+    "train, actor's target stays: polyak(agent.target_actor, agent.actor, args.tau) -> 0",
+    "train, critics' targets stay: polyak(agent.target_critics, agent.critics, args.tau) -> 0",
+    "train, no delay: update % args.policy_frequency == 0 -> True",
+    'train, critics\' rate not annealed: critic_optimizer.param_groups[0]["lr"] = -> unused =',
+    "train, actor learns from what was done: actor_loss(agent.actor, -> "
+    "actor_loss(lambda obs: batch.actions + 0 * agent.actor(obs),",
+    "train, the actor's loss goes into the critic: backward(inputs=list(agent.actor.parameters())) -> backward()",
+    "train, both critics judge the actor: loss = actor_loss(agent.actor, agent.critics[0], batch.obs) -> "
+    "loss = [actor_loss(agent.actor, critic, batch.obs) for critic in agent.critics][0]",
+    "bellman_targets, with gradients: with torch.no_grad(): -> if True:",
+)
+def test_an_update(script):
+    """s = 1, a = 0.5, r = 1, s' = 2, gamma = 0.5, no target noise, mu'(s') = 0.
+
+    Q'_1 = 2 * 2 = 4, Q'_2 = 2: y = 1 + 0.5 * 2 = 2.
+    Q_1 = 1 + 2 * 0.5 = 2, error 0: no gradient. Q_2 = -3 * 0.5 = -1.5, error -3.5, loss 12.25; dL/dQ_2 = -7, so that
+    dL/d(c, d, e)_2 = -7 (s, a, 1): all negative, and Adam's first step is +0.01 on each of them.
+    The actor: J = Q_1(s, mu(s)) = 1 + 2 tanh 0.5; dJ/d(w, b) = 2 (1 - mu^2) (s, 1) > 0: Adam's step is +0.1 on both.
+    Targets move a quarter of the way: w' = 0.25 * 0.6, c'_1 = 0.75 * 2 + 0.25 * 1, …
+    """
+    numbers_of = lambda network: flat(network).tolist()
+    agent = linear_agent(script)
+    settings = {"target_noise": 0.0, "policy_frequency": 1, "gamma": 0.5, "tau": 0.25}
+    settings |= {"actor_learning_rate": 0.1, "critic_learning_rate": 0.01}
+    with mock.patch.object(agent.critics[1], "forward", side_effect=agent.critics[1].forward) as second:
+        logged = learn(script, agent, [row_of_one(script)], **settings).logged
+    close(logged["critic_loss"], [12.25])
+    close(logged["value_mean"], [(2 - 1.5) / 2])
+    close(logged["actor_loss"], [-(1 + 2 * math.tanh(0.5))])
+    close(numbers_of(agent.critics[0]), [1, 2, 0])
+    close(numbers_of(agent.critics[1]), [0.01, -2.99, 0.01])
+    close(numbers_of(agent.actor), [0.6, 0.1])
+    close(numbers_of(agent.target_actor), [0.15, 0.025])
+    close(numbers_of(agent.target_critics[0]), [1.75, 7.25, 0])
+    close(numbers_of(agent.target_critics[1]), [0.7525, 6.0025, 0.0025])
+    # No gradient is computed in vain: none of the actor's step is left in the critics, targets and critic 2 have none.
+    close(agent.critics[0].mlp[0].weight.grad, [[0, 0]])
+    assert agent.target_critics[1].mlp[0].weight.grad is None and second.call_count == 1
+
+    # Terminated, y = 1, errors 1 and -2.5. The rate is annealed to 1 - 1/2 in the second of two steps. With a delay of
+    # two updates, neither actor nor targets have their turn yet.
+    agent = linear_agent(script)
+    settings |= {"policy_frequency": 2, "anneal_lr": True}
+    logged = learn(script, agent, [row_of_one(script, terminated=True)], **settings).logged
+    close(logged["critic_loss"], [1 + 2.5**2])
+    assert "actor_loss" not in logged
+    close(numbers_of(agent.critics[0]), [0.995, 1.995, -0.005])
+    close(numbers_of(agent.critics[1]), [0.005, -2.995, 0.005])
+    close(numbers_of(agent.target_critics[0]) + numbers_of(agent.actor), [2, 9, 0, 0.5, 0])
+
+
+@catches(
+    "updates_due, fewer transitions than a batch: max(args.learning_starts, args.batch_size) -> args.learning_starts",
+    "updates_due, gradient steps forgotten: rounds * args.gradient_steps + 1) -> rounds + 1)",
+    "updates_due, one too early: args.batch_size) // -> args.batch_size) // args.train_frequency - 1 //",
+    "updates_due, at every step: rounds = max(0, step // args.train_frequency -> rounds = max(0, step",
+    "updates_due, numbered from 0: range(rounds_before * args.gradient_steps + 1, -> "
+    "range(rounds_before * args.gradient_steps,",
+)
+def test_updates_due(script):
+    """learning_starts = 10: the first update comes in step 11. With train_frequency 4 they come in 12, 16, 20, …
+
+    With 3 gradient steps, the first round is updates 1, 2, 3 in step 12, the second 4, 5, 6 in step 16.
+    """
+    cases = [  # settings, steps taken before and after, numbers of the updates
+        ({}, (10, 11), [1]),
+        ({}, (8, 13), [1, 2, 3]),
+        ({"train_frequency": 4}, (10, 20), [1, 2, 3]),
+        ({"train_frequency": 4}, (12, 15), []),
+        ({"train_frequency": 4, "gradient_steps": 3}, (8, 17), [1, 2, 3, 4, 5, 6]),
+        ({"batch_size": 15}, (10, 17), [1, 2]),  # no batch of 15 from fewer than 15
+    ]
+    for settings, (before, after), due in cases:
+        args = script.Args(**{"learning_starts": 10, "batch_size": 4} | settings)
+        assert [*script.updates_due(before, after, args)] == due
+        half = (before + after) // 2  # it does not matter how many environments step at once
+        assert [*script.updates_due(before, half, args), *script.updates_due(half, after, args)] == due
+
+
+@catches(
+    "next_noise, goes on in the next episode: noise[reset_rows] = 0 -> 0",
+    "next_noise, theta and 1 - theta exchanged: (1 - theta) * noise -> theta * noise",
+    'next_noise, Gaussian noise lasts: if args.noise == "ou" else 1.0 -> if True else 1.0',
+)
+def test_exploration_noise(script):
+    """x <- (1 - theta) x + sigma N: without sigma, 0.8 fades to 0.6 with theta = 0.25; a reset row makes it 0."""
+    noise, reset_rows = np.full((3, 2), 0.8), np.array([False, True, False])
+    args, rng = script.Args(noise="ou", ou_theta=0.25, exploration_noise=0.0), np.random.default_rng(0)
+    close(script.next_noise(noise, reset_rows, args, rng), [[0.6, 0.6], [0, 0], [0.6, 0.6]])
+    args = script.Args(noise="gaussian", ou_theta=0.25, exploration_noise=0.0)
+    close(script.next_noise(noise, reset_rows, args, rng), np.zeros((3, 2)))
+
+
+@catches(
+    "ActorCritic.to_env, not stretched: low + share * (high - low) -> actions.reshape(-1, *space.shape)",
+)
+def test_actions_are_stretched_to_the_bounds(script):
+    """-1 -> low, 0 -> the middle, 1 -> high, in each dimension."""
+    low, high = np.array([[-1, 0], [10, -0.1]]), np.array([[1, 5], [30, 0.3]])
+    agent = new_agent(script, action_space=spaces.Box(low, high, dtype=np.float64))
+    close(agent.to_env(np.array([[-1] * 4, [0] * 4, [1] * 4], np.float32)), [low, (low + high) / 2, high])
+
+
+# -------------------------------------------------------------------------- against slow and obvious versions of it
+
+
+COMMON = {"num_envs": 2, "total_timesteps": 50, "learning_starts": 12, "batch_size": 4, "buffer_size": 20, "gamma": 0.9}
+COMMON |= {"actor_learning_rate": 0.02, "critic_learning_rate": 0.01, "hidden_sizes": (8,), "tau": 0.1, "seed": 4}
+COMMON |= {"exploration_noise": 0.8, "checkpoint_every": 20}
+TRAININGS = [
+    {"noise": "ou", "normalize_obs": True, "anneal_lr": True, "target_noise": 0.6, "gradient_steps": 2,
+     "train_frequency": 3},
+    {"twin_q": False, "target_noise": 0.0, "policy_frequency": 1, "hidden_sizes": ()},
+    {"policy_frequency": 3, "learning_starts": 0, "train_frequency": 2, "num_envs": 3},
+]  # fmt: skip
+
+
+@cache
+def slow_training(number):
+    """What `train` does in two environments or three, with a plain list of all that was played.
+
+    Returns ({figure: its values}, [actor, critics, target actor, target critics], returns of all episodes).
+    """
+    import ddpg_td3  # as it is: `script` may have a mistake
+
+    args = ddpg_td3.Args(**COMMON | TRAININGS[number])
+    torch.manual_seed(args.seed)
+    actor = nn.Sequential(net(2, args.hidden_sizes, 2), nn.Tanh())
+    critics = nn.ModuleList([net(4, args.hidden_sizes, 1) for _ in range(2 if args.twin_q else 1)])
+    target_actor, target_critics = copy.deepcopy((actor, critics))
+    actor_adam = torch.optim.Adam(actor.parameters(), args.actor_learning_rate)
+    critic_adam = torch.optim.Adam(critics.parameters(), args.critic_learning_rate)
+    figures = defaultdict(list)
+
+    def q(critic, obs, actions):
+        return critic(torch.cat([obs, actions], 1))[:, 0]
+
+    def update(number, rng, batch):
+        o, a, r, next_o, over = batch
+        with torch.no_grad():
+            next_a = target_actor(next_o)
+            if args.target_noise > 0:
+                epsilon = args.target_noise * rng.standard_normal((4, 2), np.float32)
+                next_a = (next_a + torch.tensor(epsilon.clip(-0.5, 0.5))).clip(-1, 1)
+            future = [min(q(critic, next_o, next_a)[b].item() for critic in target_critics) for b in range(4)]
+            y = torch.tensor([r[b] + (0 if over[b] else 0.9 * future[b]) for b in range(4)], dtype=torch.float32)
+        values = [q(critic, o, a) for critic in critics]
+        loss = sum(nn.functional.mse_loss(value, y) for value in values)
+        descend(critic_adam, loss)
+        figures["critic_loss"].append(loss.item())
+        figures["value_mean"].append(torch.cat(values).mean().item())
+        if number % args.policy_frequency == 0:
+            loss = -q(critics[0], o, actor(o)).mean()
+            descend(actor_adam, loss)
+            figures["actor_loss"].append(loss.item())
+            for target, source in ((target_actor, actor), (target_critics, critics)):
+                for slow, fast in zip(target.parameters(), source.parameters()):
+                    slow.data = 0.1 * fast.data + 0.9 * slow.data
+
+    act = lambda obs, noise: (actor(obs).detach().numpy() + noise).clip(-1, 1)
+    adams = {actor_adam: args.actor_learning_rate, critic_adam: args.critic_learning_rate}
+    returns = tools.play_slowly(args, adams, act, update)
+    return figures, [flat(network) for network in (actor, critics, target_actor, target_critics)], returns
+
+
+@catches(
+    "ActorCritic.observe, not normalised: obs if self.obs_stats is None -> obs if True",
+    "ActorCritic.__init__, one critic is a copy of the other: for _ in range(num_critics)) -> "
+    "for _ in range(num_critics)); self.critics[-1].load_state_dict(self.critics[0].state_dict())",
+    "ActorCritic.normalized, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
+    "next_obs=batch.next_obs",
+    "ActorCritic.__init__, the actor's target is the actor: copy.deepcopy(self.actor) -> self.actor",
+    "ActorCritic.__init__, the critics' targets are the critics: copy.deepcopy(self.critics) -> self.critics",
+    "bellman_targets, one noise for all rows: standard_normal(next_actions.shape, -> standard_normal((1, 2),",
+    "bellman_targets, noise bound forgotten: args.noise_clip) -> 99.0)",
+    "train, actor's gradients add up: actor_optimizer.zero_grad() -> 0",
+    'train, actor\'s rate not annealed: actor_optimizer.param_groups[0]["lr"] = -> unused =',
+    "train, next observations twice: buffer.add(last_obs, -> buffer.add(obs,",
+    "train, overwritten by the next step: obs.copy() -> obs",
+    "train, truncation counts as an end: actions, rewards, terminated, -> actions, rewards, terminated | truncated,",
+    "train, reset rows stored: truncated, ended, obs) -> truncated, ended & False, obs)",
+    "train, reset rows are steps: (step_before, run.step, args) -> (step_before, step_before + args.num_envs, args)",
+    "train, a random action too many: run.step >= args.learning_starts -> run.step > args.learning_starts",
+    "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
+    "train, noise goes on in the next episode: next_noise(noise, ended, -> next_noise(noise, ended & False,",
+    "train, ends outlive a restart: ended = np.zeros(args.num_envs, bool) -> "
+    "ended = ended if run.step else np.zeros(args.num_envs, bool)",
+    "train, statistics of what comes next: update(last_obs[ -> update(obs[",
+    "train, reset rows counted in the statistics: last_obs[~ended] -> last_obs",
+)
+def test_training(script):
+    """Every weight, figure and return is that of the slow version above, whatever the options; also where environments
+    reuse their arrays, and with episodes that begin anew at checkpoints.
+    """
+    for number, options in enumerate(TRAININGS):
+        figures, networks, returns = slow_training(number)
+        run = tools.rehearse_drift(script, **COMMON | options)
+        close([total for _, total in run.episodes], returns)
+        assert set(run.logged) == set(figures) and len(figures["critic_loss"]) > 10
+        for name in figures:
+            close(run.logged[name], figures[name], atol=1e-3)
+        agent = run.agent
+        for ours, slow in zip((agent.actor, agent.critics, agent.target_actor, agent.target_critics), networks):
+            close(flat(ours), slow, atol=1e-3)
+
+
+@catches(
+    "ActorCritic.__init__, one CNN for all: self.target_actor = -> "
+    "self.actor.encoder = self.critics[0].encoder\n        self.target_actor =",
+)
+@pytest.mark.parametrize("shape", [(36, 40, 3), (2, 36, 40)])
+def test_images_have_a_cnn_for_each_network(script, shape):
+    """Whether channels come first or last."""
+    tools.check_cnns(script, shape)
+
+
+# -------------------------------------------------------------------------------- worlds whose right answer is known
+
+
+WORLD = {"hidden_sizes": (32, 32), "batch_size": 32, "learning_starts": 100, "buffer_size": 3_000, "gamma": 0.5}
+WORLD |= {"tau": 0.02, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "exploration_noise": 0.3}
+
+
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("ddpg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("end", "value"), [("t", 1.0), pytest.param("c", 2.0, marks=pytest.mark.slow)])
+def test_small_worlds_are_learnt(script, algorithm, end, value):
+    """The right action is half of what is shown, and then Q = 1; cut off, the future counts: 1 / (1 - 0.5) = 2.
+
+    The first run ends with an evaluation; no 100 episodes with noise would reach this return.
+    """
+    until = {"eval_every": 100, "eval_episodes": 20, "total_timesteps": 1500}
+    until |= {"stop_at_return": 0.98} if end == "t" else {}
+    run = rehearse(script, lambda: Aim(end), **WORLD | until | script.ALGORITHMS[algorithm])
+    assert run.evaluations["return_mean"][-1] >= 0.98 and (run.step < 1500) == (end == "t")
+    close(run.agent.act(np.array([[-1.0], [1.0]])), [[-0.5], [0.5]], 0.2)
+    assert len(run.agent.critics) == (2 if algorithm == "td3" else 1)
+    obs = torch.tensor([[1.0], [-1.0]])
+    close(run.agent.critics[0](obs, run.agent.actor(obs)), [value] * 2, 0.4)
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 "
+RUN += "--max-episode-steps 25 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--normalize-obs --noise ou"
+
+
+def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
+    """A resumed run ends as an unbroken one, bit for bit; --evaluate changes nothing."""
+    kill_and_resume(script, RUN, 37, monkeypatch, tmp_path)
+    before = content(script)
+    assert command(script, "--evaluate run --eval-episodes 2") == 0 and content(script) == before
+    assert "best weights: " in capsys.readouterr().out
+
+
+@catches(
+    "algorithm_settings, a tuned mixture for the other as well: ALGORITHMS[args.algorithm] -> "
+    "ALGORITHMS[args.algorithm] | TUNED.get(args.env_id, {})",
+    'algorithm_settings, what is tuned never counts: ALGORITHMS[settings["algorithm"]] | settings -> '
+    'settings | ALGORITHMS[settings["algorithm"]]',
+    'algorithm_settings, the tuned algorithm never counts: {"algorithm": "td3"} | TUNED.get(args.env_id, {}) -> '
+    'TUNED.get(args.env_id, {}) | {"algorithm": "td3"}',
+)
+def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
+    """TD3 is DDPG plus three settings, which can be mixed; TUNED may have a mixture of its own."""
+
+    def tuned(**given):
+        args = script.tuned(**given)
+        return args.algorithm, args.target_noise, args.twin_q, args.policy_frequency
+
+    td3, ddpg = ("td3", 0.2, True, 2), ("ddpg", 0.0, False, 1)
+    assert tuned() == tuned(algorithm="td3") == tuned(env_id="Acrobot-v1") == td3
+    assert tuned(algorithm="ddpg") == tuned(algorithm="ddpg", env_id="Acrobot-v1") == ddpg
+    lander = {"env_id": "LunarLanderContinuous-v3"}  # tuned: DDPG with noise on the target's actions
+    assert tuned(**lander) == tuned(**lander, algorithm="ddpg") == ("ddpg", 0.2, False, 1)
+    with mock.patch.dict(script.TUNED, {"Acrobot-v1": {"algorithm": "ddpg", "target_noise": 0.1}}):
+        assert (
+            tuned(env_id="Acrobot-v1") == ("ddpg", 0.1, False, 1) and tuned(env_id="Acrobot-v1", algorithm="td3") == td3
+        )
+    assert tuned(**lander, policy_frequency=3) == ("ddpg", 0.2, False, 3)
+    assert tuned(algorithm="ddpg", twin_q=True) == ("ddpg", 0.0, True, 1)
+    assert tuned(target_noise=0.0) == ("td3", 0.0, True, 2)
+
+
+@catches(
+    "check_algorithm, never: given == settings -> False",
+    "train, not checked: check_algorithm(args) -> 0",
+)
+def test_refused(script, tmp_path, monkeypatch, capsys):
+    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    refused = {"env-id CartPole-v1": "bounded Box actions", "buffer-size 10": "batch_size", "tau 1.5": "tau"}
+    refused |= {"algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2": "give target_noise=0.0 twin_q=False"}
+    for flags, words in refused.items():
+        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2 and not list(
+            tmp_path.iterdir()
+        )
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
+    images = mock.Mock(single_observation_space=spaces.Box(0, 255, (36, 36, 3), np.uint8), single_action_space=BOX)
+    with pytest.raises(script.UserError, match="normalize_obs"):
+        script.make_agent(script.Args(normalize_obs=True), images)
+    for args in (script.Args(), script.Args(algorithm="ddpg", twin_q=False), script.tuned(algorithm="ddpg")):
+        script.check_algorithm(args)

@@ -1,0 +1,450 @@
+"""What dqn.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
+
+Each test must also fail for each of the mistakes that stand above it in `catches`. What dqn.py shares with ppo.py, the
+run section above all, is the same text there (test_shared_code.py) and has its tests in test_ppo.py and test_run.py.
+"""
+
+from collections import defaultdict
+from functools import cache
+from unittest import mock
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from run_folder import command, content, kill_and_resume
+from tools import Chance, Probe, Table, Walk, catches, close, fails, flat, rehearse, vector_env
+
+VECTOR, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
+
+# ------------------------------------------------------------------------------------------------- a lesson, by hand
+
+
+@catches(
+    "td_targets, no mask: * ~terminated -> * 1",
+    "td_targets, termination masks the reward: return rewards -> return ~terminated * rewards",
+    "td_targets, never double: if online_q is None -> if True",
+    "td_targets, not discounted: gamma * ~terminated -> ~terminated",
+)
+def test_targets(script):
+    """Four transitions with gamma = 0.5; the second terminated. What Q' and Q say of the next state's two actions:
+
+        r   Q'       Q        DQN                        double DQN: Q chooses, Q' judges
+        1   1, 3     2, 1     1 + 0.5 max(1, 3) = 2.5    action 0: 1 + 0.5 * 1 = 1.5
+        2   5, 9     0, 1     2                          2
+        3   4, 2     1, 2     3 + 0.5 * 4 = 5            action 1: 3 + 0.5 * 2 = 4
+        4   -1, -3   7, 8     4 - 0.5 * 1 = 3.5          action 1: 4 - 0.5 * 3 = 2.5
+
+    With a discount for each transition, 0.5, 0.5, 0.25, 1: 2.5, 2, 3 + 0.25 * 4 = 4, 4 - 1 = 3.
+    """
+    rewards = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    terminated = torch.tensor([False, True, False, False])
+    target_q = torch.tensor([[1.0, 3.0], [5.0, 9.0], [4.0, 2.0], [-1.0, -3.0]])
+    online_q = torch.tensor([[2.0, 1.0], [0.0, 1.0], [1.0, 2.0], [7.0, 8.0]])
+    close(script.td_targets(rewards, terminated, 0.5, target_q), [2.5, 2, 5, 3.5])
+    close(script.td_targets(rewards, terminated, 0.5, target_q, online_q), [1.5, 2, 4, 2.5])
+    discounts = torch.tensor([0.5, 0.5, 0.25, 1.0])
+    close(script.td_targets(rewards, terminated, discounts, target_q), [2.5, 2, 4, 3])
+
+
+@catches(
+    "dqn_loss, never double: if args.double -> if False",
+    "dqn_loss, always double: if args.double -> if True",
+    "dqn_loss, online network as target: target_q = target( -> target_q = agent(",
+    "dqn_loss, the target network chooses: online_q = agent( -> online_q = target(",
+    "dqn_loss, target of the state itself: target_q = target(batch.next_obs) -> target_q = target(batch.obs)",
+    "dqn_loss, the targets are moved as well: with torch.no_grad(): -> if True:",
+    "dqn_loss, squared errors: huber_loss -> mse_loss",
+    "dqn_loss, mean of the targets logged: q.mean() -> targets.mean()",
+)
+def test_loss(script):
+    """In state 0, Q = (0.5, 2). Three transitions, of which only the first does not end; gamma = 0.5. It leads to state
+    1, where Q = (3, 1), Q' = (2, 4): y = 1 + 0.5 * 4 = 3 for DQN; for double DQN Q chooses action 0, 1 + 0.5 * 2 = 2.
+
+        action   y    e = y - Q            Huber loss            slope in Q: -e, clipped to ±1
+        0        2    1.5 (DQN: 2.5)       1.5 - 0.5 = 1 (2)     -1
+        1        5    3                    2.5                   -1
+        0        0    -0.5                 0.5 * 0.25 = 0.125    0.5       small errors weigh as squares
+
+    The loss is the mean, 3.625 / 3 (4.625 / 3), the slopes a third of these, and mean Q (0.5 + 2 + 0.5) / 3 = 1.
+    """
+    states = torch.zeros(3, 1), torch.tensor([[0], [1], [0]]), torch.tensor([1.0, 5.0, 0.0])
+    batch = script.Transitions(*states, torch.tensor([[1.0], [2.0], [2.0]]), torch.tensor([False, True, True]))
+    for double, loss_times_3 in ((True, 3.625), (False, 4.625)):
+        agent, target = Table([0.5, 2.0], [3.0, 1.0], [9.0, 9.0]), Table([7.0, 7.0], [2.0, 4.0], [8.0, 8.0])
+        loss, q = script.dqn_loss(agent, target, batch, script.Args(gamma=0.5, double=double))
+        loss.backward()
+        close(loss, loss_times_3 / 3)
+        close(q, 1)
+        close(agent.q.grad, [[-0.5 / 3, -1 / 3], [0, 0], [0, 0]])
+        assert target.q.grad is None
+
+
+@catches(
+    "linear_schedule, goes on falling: max(0.0, 1 - step / duration) -> (1 - step / duration)",
+)
+def test_schedule(script):
+    """From 0.1 to 0.01 in a tenth of 1,000 steps: half way 0.055, and 0.01 for good after step 100."""
+    close([script.linear_schedule(0.1, 0.01, 100, step) for step in (0, 50, 100, 500)], [0.1, 0.055, 0.01, 0.01])
+
+
+@catches(
+    "polyak, forgotten: target_weights.lerp_ -> target_weights.lerp",
+)
+def test_target_network_follows(script):
+    """0.1 * 2 + 0.9 * 1 = 1.1 in each layer, and with tau = 1 a copy."""
+    target, source = (torch.nn.Sequential(Table([x, 0.0]), Table([x, x])) for x in (1.0, 2.0))
+    script.polyak(target, source, 0.1)
+    close(torch.cat([target[0].q, target[1].q]), [[1.1, 0], [1.1, 1.1]])
+    close(torch.cat([source[0].q, source[1].q]), [[2, 0], [2, 2]])
+    script.polyak(target, source, 1.0)
+    close(target[1].q, source[1].q)
+
+
+def add(buffer, numbers, ends=None, reset_rows=None):
+    """Store a step of N environments: obs, action and reward are the number, next_obs is the number + 0.5.
+
+    `ends`: a t for each one that terminated, a c for each one that was cut off, else a -. Returns the slots.
+    """
+    ends = np.array(list(ends or "-" * len(numbers)))
+    reset_rows = np.array(reset_rows or [False] * len(numbers))
+    obs, actions = np.array(numbers, np.float32)[:, None], np.array(numbers, int)[:, None]
+    return buffer.add(obs, actions, obs[:, 0], ends == "t", ends == "c", reset_rows, obs + 0.5).tolist()
+
+
+@catches(
+    "ReplayBuffer.add, reset rows stored: ~reset_rows -> reset_rows | True",
+    "ReplayBuffer.add, truncation terminates: terminated[played] -> (terminated | truncated)[played]",
+    "ReplayBuffer.add, obs stored as next_obs: = next_obs[played] -> = obs[played]",
+    "ReplayBuffer.sample, more than there is: batch_size > self.size -> False",
+)
+def test_ring(script):
+    """Capacity 4, two environments. The third step overwrites the first; its first row only resets, and is left out.
+
+    step       1      2        3             4                 5
+    stored     1 2    3t 4c    a reset, 6    only resets       7 8
+    slots      0 1    2 3      0             none              1 2
+    """
+    buffer, rng = script.ReplayBuffer(4, VECTOR, spaces.Discrete(9)), np.random.default_rng(0)
+    assert add(buffer, [1, 2]) == [0, 1] and buffer.size == 2 and len(buffer.sample(2, rng).rewards) == 2
+    with fails("cannot sample 3 of 2 stored transitions"):
+        buffer.sample(3, rng)
+    assert add(buffer, [3, 4], "tc") == [2, 3]
+    assert add(buffer, [5, 6], reset_rows=[True, False]) == [0]
+    assert buffer.rewards.tolist() == [6, 2, 3, 4] and (buffer.size, buffer.position) == (4, 1)
+    assert buffer.terminated.tolist() == [False, False, True, False]
+    assert add(buffer, [7, 8], reset_rows=[True, True]) == []
+    assert add(buffer, [7, 8]) == [1, 2] and buffer.rewards.tolist() == [6, 7, 8, 4]
+    batch = buffer.get(np.array([0, 3, 1]))
+    for field, expected in zip(batch, ([[6], [4], [7]], [[6], [4], [7]], [6, 4, 7], [[6.5], [4.5], [7.5]], [0, 0, 0])):
+        close(field, expected)
+    assert [x.dtype for x in batch] == [torch.float32, torch.int64, torch.float32, torch.float32, torch.bool]
+
+
+def when(script, plan, **given):
+    """{steps taken so far: what was done then, u for a gradient step, c for a change of the target network}."""
+    done, step, count, loss = defaultdict(str), [0], script.Run.count, script.dqn_loss
+
+    def counted(run, *step_of_all):
+        count(run, *step_of_all)
+        step[0] = run.step
+
+    def noted(letter, result=None):
+        done[step[0]] += letter
+        return result
+
+    replaced = {"polyak": lambda *_: noted("c"), "dqn_loss": lambda *batch: noted("u", loss(*batch))}
+    with mock.patch.object(script.Run, "count", counted), mock.patch.multiple(script, **replaced):
+        rehearse(script, lambda: Walk(plan), batch_size=2, **given)
+    return done
+
+
+@catches(
+    "train, copies wait: if step % args.target_ -> if step % args.train_frequency == 0 == step % args.target_",
+    "train, reset rows do it again: range(step_before + 1, -> range(min(step_before + 1, run.step),",
+    "train, the step after: % args.train_frequency == 0 -> % args.train_frequency == 1",
+    "train, one update for all environments: for step in range(step_before + 1, -> for step in range(run.step,",
+)
+def test_periods(script):
+    """One environment, from step 8 to 40: updates at 8, 12, … 40, copies at 10, 20, 30, 40, whatever the updates do.
+    Episodes last three steps; the step that only resets the environment does not count.
+
+    Three environments step at once, as if one by one; two gradient steps every 2 steps, a copy every 3:
+
+        steps    1 2 3     4 5 6       7 8 9
+        done       u c     u   u, c      u c      (u stands for two gradient steps)
+    """
+    given = {"learning_starts": 8, "train_frequency": 4, "target_network_frequency": 10, "total_timesteps": 40}
+    done = when(script, [(3, "t")], **given)
+    assert done == {8: "u", 10: "c", 12: "u", 16: "u", 20: "uc", 24: "u", 28: "u", 30: "c", 32: "u", 36: "u", 40: "uc"}
+    given = {"learning_starts": 0, "train_frequency": 2, "gradient_steps": 2, "target_network_frequency": 3}
+    assert when(script, [(99, "t")], num_envs=3, total_timesteps=9, **given) == {3: "uuc", 6: "uuuuc", 9: "uuc"}
+
+
+# -------------------------------------------------------------------------- against slow and obvious versions of it
+
+
+@catches(
+    "QNetwork.forward, not normalised: obs if self.obs_stats is None -> obs if True",
+    "relu_mlp, weights of 1: gain=1.0 -> gain=2**0.5",
+    "QNetwork.greedy, the worst action: argmax -> argmin",
+    "QNetwork.to_env, start forgotten: actions + self.action_space.start -> actions",
+    "QNetwork.explore, best where random is due: at_random, any_actions, -> ~at_random, any_actions,",
+    "QNetwork.explore, all environments at once: rng.random(len(obs)) -> rng.random()",
+)
+def test_network_and_actions(script):
+    """Linear layers with ReLU between them, rows orthogonal; epsilon is the share of actions that are drawn uniformly.
+
+    10,000 draws of three actions with epsilon 0.3: 0.8 of the best, 0.1 of each other one. (3 sigma: 0.014)
+    """
+    rng, space = np.random.default_rng(0), spaces.Discrete(3, start=-1)
+    obs = rng.normal(1, 5, (10_000, 4)).astype(np.float32)
+    for scaled, sizes in ((True, (8, 5)), (False, ()), (False, (6,))):
+        torch.manual_seed(0)
+        agent = script.QNetwork(spaces.Box(-9, 9, (2, 2)), space, script.Args(hidden_sizes=sizes, normalize_obs=scaled))
+        layers = [module for module in agent.head if isinstance(module, torch.nn.Linear)]
+        assert [layer.out_features for layer in layers] == [*sizes, 3]
+        close(layers[-1].weight @ layers[-1].weight.T, np.eye(3))
+        x = torch.tensor(obs)
+        if scaled:
+            agent.obs_stats.update(obs)
+            x = torch.tensor(((obs - obs.mean(0)) / obs.std(0)).clip(-10, 10))
+        for layer in layers[:-1]:
+            layer.bias.data += 0.3
+            x = layer(x).clamp(min=0)
+        q = layers[-1](x).detach()
+        close(agent(torch.tensor(obs).view(-1, 2, 2)), q, atol=1e-4)
+        best = agent.greedy(obs)
+        assert best.tolist() == q.argmax(1).tolist() and set(best) == {0, 1, 2}
+        assert agent.act(obs).tolist() == (best - 1).tolist() and agent.act(obs).dtype == np.int64
+    for epsilon in (0.0, 0.3, 1.0):
+        rank = (agent.explore(obs, epsilon, rng) - best) % 3  # 0 for the best action
+        close(np.bincount(rank, minlength=3) / 10_000, [1 - epsilon * 2 / 3, epsilon / 3, epsilon / 3], atol=0.015)
+
+
+@catches(
+    "ReplayBuffer.__init__, pixels as floats: np.uint8 if -> np.float32 if",
+    "ReplayBuffer.__init__, double precision: else np.float32\n -> else np.float64\n",
+    "QNetwork.__init__, weights of the head: gain=1.0 -> gain=2**0.5",
+)
+def test_images_and_types(script):
+    """Images stay bytes, and go through the CNN; other numbers take four bytes."""
+    no, images = np.zeros(2, bool), np.random.default_rng(0).integers(256, size=(2, 4, 36, 40), dtype=np.uint8)
+    space = spaces.Box(0, 255, (4, 36, 40), np.uint8)
+    agent, buffer = script.QNetwork(space, TWO, script.Args()), script.ReplayBuffer(4, space, TWO)
+    buffer.add(images, np.zeros((2, 1), int), np.zeros(2), no, no, no, images[::-1])
+    assert buffer.obs.dtype == buffer.next_obs.dtype == np.uint8
+    assert (buffer.get(np.array([1])).next_obs[0].numpy() == images[0]).all()
+    head = agent.head.weight
+    close(head @ head.T, np.eye(2))
+    close(agent(torch.tensor(images)), agent.cnn(torch.tensor(images)) @ head.T, atol=1e-4)
+    buffer = script.ReplayBuffer(4, spaces.Box(-1, 1, (3,), np.float64), spaces.Box(-1, 1, (2, 2)))  # of ddpg_td3.py
+    assert {buffer.obs.dtype, buffer.next_obs.dtype, buffer.rewards.dtype, buffer.actions.dtype} == {np.dtype("f4")}
+
+
+PLAN = st.lists(st.tuples(st.integers(1, 5), st.sampled_from("tcb")), min_size=1, max_size=3)
+
+
+@catches(
+    "ReplayBuffer.add, rewards of other rows: rewards[played] -> rewards[:count]",
+    "ReplayBuffer.add, the reset of the first is one of all: ~reset_rows -> ~reset_rows[:1].repeat(len(obs))",
+    "ReplayBuffer.add, size not bounded: min(self.size + count, self.capacity) -> self.size + count",
+    'ReplayBuffer.state_dict, position lost: "position": self.position -> "position": 0',
+    "ReplayBuffer.state_dict, zeros: getattr(self, name)[: self.size] -> 0 * getattr(self, name)[: self.size]",
+    "ReplayBuffer.load_state_dict, only obs restored: in Transitions._fields -> in ['obs']",
+)
+@settings(max_examples=40)
+@given(plans=st.lists(PLAN, min_size=1, max_size=3), capacity=st.integers(3, 20), steps=st.integers(1, 30))
+@example(plans=[[(3, "t"), (2, "c")], [(1, "c")], [(4, "b")]], capacity=7, steps=20)
+def test_ring_equals_a_list(script, plans, capacity, steps):
+    """A list of all that was played, of which the ring must hold the end; also after it was saved and loaded."""
+    new_ring = lambda: script.ReplayBuffer(capacity, spaces.Box(-np.inf, np.inf, (3,)), TWO)
+    envs = vector_env([lambda n=n: Walk(plans[n], n) for n in range(len(plans))], len(plans))
+    buffer, played, (obs, _), reset_rows = new_ring(), [], envs.reset(), np.zeros(len(plans), bool)
+    for t in range(steps):
+        actions = (t + np.arange(len(plans))) % 2
+        next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+        buffer.add(obs, actions[:, None], rewards, terminated, truncated, reset_rows, next_obs)
+        for n in np.flatnonzero(~reset_rows):
+            played.append([obs[n].tolist(), [actions[n]], rewards[n], next_obs[n].tolist(), terminated[n]])
+        obs, reset_rows = next_obs, terminated | truncated
+    loaded = new_ring()
+    loaded.load_state_dict(buffer.state_dict())
+    for ring in (buffer, loaded):
+        assert ring.size == min(capacity, len(played)) and ring.position == len(played) % capacity
+        numbers = range(len(played) - ring.size, len(played))
+        batch = ring.get(np.array(numbers) % capacity)
+        assert [[x.tolist() for x in row] for row in zip(*batch)] == [played[number] for number in numbers]
+
+
+COMMON = {"num_envs": 2, "total_timesteps": 60, "learning_starts": 20, "batch_size": 4, "buffer_size": 30, "gamma": 0.9}
+COMMON |= {"learning_rate": 0.01, "hidden_sizes": (8,), "train_frequency": 3, "target_network_frequency": 7, "seed": 3}
+COMMON |= {"exploration_fraction": 0.5, "start_e": 0.9, "end_e": 0.1, "gradient_steps": 2}
+TRAININGS = [
+    {},
+    {"double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
+    {"normalize_obs": True, "tau": 0.3, "gradient_steps": 1, "learning_starts": 0, "start_e": 0.0, "end_e": 0.0},
+    {"clip_reward": True, "target_network_frequency": 2, "train_frequency": 2, "max_grad_norm": 0.1},
+]
+
+
+@cache
+def slow_training(number):
+    """What `train` does in two environments, with plain lists, torch's Adam and one transition at a time.
+
+    Returns {figure: its values}, parameters of the network and of the target network, returns of all episodes.
+    """
+    import dqn  # as it is: `script` may have a mistake
+
+    args = dqn.Args(**COMMON | TRAININGS[number])
+    envs = vector_env([Chance], 2)
+    torch.manual_seed(args.seed)
+    agent, target = (dqn.relu_mlp(2, args.hidden_sizes, 2) for _ in range(2))
+    target.load_state_dict(agent.state_dict())
+    optimizer, rng = torch.optim.Adam(agent.parameters(), eps=1e-5), np.random.default_rng([args.seed, 0])
+    obs, _ = envs.reset(seed=int(rng.integers(2**31)))
+    memory, seen, returns, totals, step, reset = [], [], [], [0, 0], 0, [False, False]
+    figures = defaultdict(list)
+
+    def q_of(network, observation):
+        x = np.array(observation, np.float64)
+        if args.normalize_obs and seen:
+            x = ((x - np.mean(seen, 0)) / np.sqrt(np.var(seen, 0) + 1e-8)).clip(-10, 10)
+        return network(torch.tensor(x, dtype=torch.float32)[None])[0]
+
+    def huber_loss(o, action, reward, next_o, over):
+        with torch.no_grad():
+            values = q_of(target, next_o)
+            best = (q_of(agent, next_o) if args.double else values).argmax()
+            y = reward + (0 if over else 0.9 * values[best])
+        q = q_of(agent, o)[action]
+        error = abs(y - q)
+        return (0.5 * error**2 if error < 1 else error - 0.5), q.item()
+
+    while step < args.total_timesteps:
+        fallen = min(1, step / max(1, 60 * args.exploration_fraction))
+        figures["epsilon"].append(args.start_e + (args.end_e - args.start_e) * fallen)
+        figures["learning_rate"].append(0.01 * (1 - step / 60 if args.anneal_lr else 1))
+        optimizer.param_groups[0]["lr"] = figures["learning_rate"][-1]
+        at_random, any_actions = rng.random(2) < figures["epsilon"][-1], rng.integers(2, size=2)
+        actions = [any_actions[n] if at_random[n] else int(q_of(agent, obs[n]).argmax()) for n in (0, 1)]
+        next_obs, rewards, terminated, truncated, _ = envs.step(np.array(actions) + 1)
+        first = step
+        for n in (0, 1):
+            if not reset[n]:
+                reward = np.sign(rewards[n]) if args.clip_reward else rewards[n]
+                memory.append((obs[n], actions[n], reward, next_obs[n], terminated[n]))
+                seen.append(obs[n])
+                step += 1
+                totals[n] += rewards[n]
+                if terminated[n] or truncated[n]:
+                    returns.append(totals[n])
+                    totals[n] = 0
+        for at in range(first + 1, step + 1):
+            if at >= max(args.learning_starts, args.batch_size) and at % args.train_frequency == 0:
+                for _ in range(args.gradient_steps):  # slot s of the ring holds the newest of numbers s, s + size, …
+                    slots = rng.integers(min(len(memory), args.buffer_size), size=args.batch_size)
+                    rows = [memory[max(range(slot, len(memory), args.buffer_size))] for slot in slots]
+                    losses, q = zip(*[huber_loss(*row) for row in rows])
+                    optimizer.zero_grad()
+                    (sum(losses) / 4).backward()
+                    torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    optimizer.step()
+                    figures["loss"].append(sum(losses).item() / 4)
+                    figures["q"].append(sum(q) / 4)
+            if at % args.target_network_frequency == 0:
+                for p, q in zip(target.parameters(), agent.parameters()):
+                    p.data = args.tau * q.data + (1 - args.tau) * p.data
+        obs, reset = next_obs, terminated | truncated
+    return figures, flat(agent), flat(target), returns
+
+
+@catches(
+    "ReplayBuffer.sample, empty slots drawn: rng.integers(self.size -> rng.integers(self.capacity",
+    "ReplayBuffer.sample, the last one never drawn: rng.integers(self.size -> rng.integers(self.size - 1",
+    "train, no copy of the network: copy.deepcopy(agent) -> agent",
+    "train, gradients not shortened: args.max_grad_norm -> 1e9",
+    "train, exploration of no steps: max(1, args.exploration_fraction -> max(9, args.exploration_fraction",
+    "train, reset rows stored: truncated, ended, next_obs) -> truncated, ended & False, next_obs)",
+    "train, truncation terminates: learned_rewards, terminated, -> learned_rewards, terminated | truncated,",
+    "train, obs and next_obs exchanged: buffer.add(obs, -> buffer.add(next_obs,",
+    "train, one copy early: if step % args.target -> if (step + 1) % args.target",
+    "train, nothing is copied: polyak(target, agent, -> polyak(agent, target,",
+    "train, tau forgotten: polyak(target, agent, args.tau) -> polyak(target, agent, 1.0)",
+    "train, starts early: step >= learning_starts -> step >= args.batch_size",
+    "train, rewards not clipped: if args.clip_reward -> if False",
+    "train, reported returns clipped: run.count(next_obs, rewards, -> run.count(next_obs, learned_rewards,",
+    "train, target network has statistics of its own: target.obs_stats = agent.obs_stats -> 0",
+    "train, observations overwritten: obs.copy() -> obs",
+    "train, statistics of the observations after: update(obs[ -> update(next_obs[",
+    "train, reset rows in the statistics: update(obs[~ended]) -> update(obs)",
+    "train, seen before acting: actions = agent -> agent.obs_stats and agent.obs_stats.update(obs); actions = agent",
+)
+def test_training(script):
+    """60 steps of two environments, half of them still in the ring in the end: every weight, figure and return is that
+    of the slow version above, whatever the options. The environments use their array of observations again and again.
+    """
+    for number, options in enumerate(TRAININGS):
+        figures, network, target, returns = slow_training(number)
+        with mock.patch("tools.vector_env", lambda makers, n: gym.vector.SyncVectorEnv([*makers] * n, copy=False)):
+            run = rehearse(script, Chance, **COMMON | options)
+        close(flat(run.agent), network, atol=1e-3)
+        close(flat(run.parts["target"]), target, atol=1e-3)
+        close([total for _, total in run.episodes], returns)
+        assert set(run.logged) == set(figures) and len(figures["loss"]) >= 18
+        for name in figures:
+            close(run.logged[name], figures[name], atol=1e-3)
+
+
+# -------------------------------------------------------------------------------- worlds whose right answer is known
+
+EASY = {"num_envs": 8, "learning_rate": 4e-2, "gamma": 0.5, "hidden_sizes": (16,), "batch_size": 16, "end_e": 0.5}
+EASY |= {"learning_starts": 100, "train_frequency": 8, "target_network_frequency": 60, "total_timesteps": 1600}
+WORLDS = {  # what is learnt, and what Q it must come to: {observation: Q of both actions}
+    "one step that pays 1 and terminates": (Probe, {0: [1, 1]}, 1),
+    "the same, cut off: it would go on, 1 / (1 - 0.5) = 2": (lambda: Probe(end="c"), {0: [2, 2]}, 1),
+    "1 after the second step": (lambda: Probe(lambda obs, _: obs == 1, steps=2), {0: [0.5, 0.5], 1: [1, 1]}, 1),
+    "1 for action 0 at -1, 1 at 1": (lambda: Probe(lambda o, a: a == (o > 0), varied=True), {-1: [1, 0], 1: [0, 1]}, 1),
+    "a reward of 7, of which the sign is learnt": (lambda: Probe(lambda *_: 7), {0: [1, 1]}, 7),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_small_worlds_are_learnt(script, name):
+    """Fails if an end, a discount, an action or a reward is taken for another anywhere between environment and Q."""
+    world, values, score = WORLDS[name]
+    run = rehearse(script, world, **EASY, eval_episodes=8, clip_reward=score == 7)
+    close(run.agent(torch.tensor(list(values))[:, None].float()), list(values.values()), atol=0.1)
+    assert run.evaluations["return_mean"][-1] == score and run.evaluations["return_std"][-1] == 0
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 --train-frequency 8 "
+RUN += "--gradient-steps 1 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 3"
+
+
+@catches(
+    "train, target network not saved: envs, target=target, -> envs,",
+    "train, no new episodes then: == run.checkpoint_step -> == run.checkpoint_step and 'rng' not in vars()",
+)
+def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
+    """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
+    kill_and_resume(script, RUN, 17, monkeypatch, tmp_path)
+    before, agent = content(script), script.load("run")
+    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
+    mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
+    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+
+
+def test_refused(script, tmp_path, monkeypatch, capsys):
+    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    refused = "env-id Pendulum-v1, buffer-size 10, tau 1.5, hidden-sizes 0, target-network-frequency 0"
+    for flags, word in zip(refused.split(", "), ("Q network", "batch_size", "tau", "hidden_sizes", "target_network")):
+        assert command(script, f"--{flags}") == 2 and not list(tmp_path.iterdir())
+        err = capsys.readouterr().err
+        assert word in err and err.count("\n") == 1

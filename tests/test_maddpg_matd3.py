@@ -1,0 +1,729 @@
+"""What maddpg_matd3.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
+
+Each test must also fail for each of the mistakes that stand above it in `catches`. What it shares with other scripts is
+tested there: TeamEnv and make_team_envs in test_mappo.py, targets and the times of updates in test_ddpg_td3.py, polyak
+in test_dqn.py, the run section in test_run.py.
+"""
+
+from collections import defaultdict
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pettingzoo import ParallelEnv
+from run_folder import command, content, kill_and_resume
+from tools import catches, close, fails, flat, rehearse, vector_env
+
+# ------------------------------------------------------------------------------------------------- a lesson, by hand
+# Steps lie in slots: step t of environment e in slot t N + e, N being the number of environments.
+
+
+def new_buffer(script, streams, capacity, num_envs, num_agents, n_step):
+    """An empty buffer of rows of one number and joint actions of two, with gamma = 1/2."""
+    return script.OffPolicyBuffer(capacity, num_envs, num_agents, streams, 1, 2, n_step, gamma=0.5)
+
+
+def fill(buffer, rewards, ended, terminated=None, took_part=None, first=0):
+    """Insert rewards and ends (T, N, G). Step t of environment e, with the number x = t N + e, begins with the row x,
+    ends with x + 0.5, and in it the agents do -x.
+    """
+    T, N, _ = np.shape(rewards)
+    rewards, ended = np.array(rewards, float), np.array(ended) > 0
+    terminated = ended if terminated is None else np.array(terminated) > 0
+    took_part = np.ones((T, N, buffer.took_part.shape[2])) if took_part is None else np.array(took_part)
+    for t in range(T):
+        x = ((first + t) * N + np.arange(N))[:, None].astype(float)
+        buffer.insert(x, np.hstack([-x, -x]), took_part[t] > 0, rewards[t], terminated[t], ended[t], x + 0.5)
+
+
+by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
+REWARDS = by_slot(1, 10, 2, 20, 3, 30, 4, 40)
+ENDED, TERMINATED = by_slot(0, 0, 1, 0, 0, 1, 0, 0), by_slot(0, 0, 1, 0, 0, 0, 0, 0)
+
+
+@catches(
+    "OffPolicyBuffer.windows, sums beyond the end: ~self.ended[last, e, g] & (last -> (last",
+    "OffPolicyBuffer.windows, sums beyond truncations: ~self.ended[last -> ~self.terminated[last",
+    "OffPolicyBuffer.windows, gamma to the n, however long it is: return rewards, discounts -> "
+    "return rewards, 0 * discounts + self.gamma**self.n_step",
+    "OffPolicyBuffer.windows, rewards not discounted: goes_on * discounts * self.rewards -> goes_on * self.rewards",
+    "OffPolicyBuffer.windows, what follows the first step: discounts, last\n -> discounts, np.tile(t, (g.size, 1))\n",
+    "OffPolicyBuffer.windows, one step too few: range(self.n_step - 1) -> range(self.n_step - 2)",
+    "OffPolicyBuffer.get, ended for terminated: terminated=self.terminated[ -> terminated=self.ended[",
+    "OffPolicyBuffer.get, the first step's termination: self.terminated[last, e, g] -> self.terminated[t, e, g]",
+    "OffPolicyBuffer.get, row after the first step: self.next_rows[last, e] -> self.next_rows[t, e]",
+    "OffPolicyBuffer.get, slots environment by environment: (slots, self.num_envs) -> (slots, self.steps)[::-1]",
+    "OffPolicyBuffer.insert, the row after is the row: = next_rows[envs] -> = rows[envs]",
+)
+def test_three_steps(script):
+    """Slots 0 2 4 6 and 1 3 5 7. Environment 0 terminates in slot 2, environment 1 is truncated in slot 5; slots 6 and
+    7 are the newest. Q' is 8 everywhere.
+
+    from   reward                            discount   last slot   target
+    0      1 + 0.5 * 2 = 2                   0.25       2           2, for it terminated
+    1      10 + 0.5 * 20 + 0.25 * 30 = 27.5  0.125      5           27.5 + 0.125 * 8 = 28.5
+    2      2                                 0.5        2           2
+    3      20 + 0.5 * 30 = 35                0.25       5           35 + 0.25 * 8 = 37
+    4      3 + 0.5 * 4 = 5                   0.25       6           5 + 2 = 7
+    5      30                                0.5        5           30 + 4 = 34
+    6      4                                 0.5        6           8
+    7      40                                0.5        7           44
+    """
+    buffer = new_buffer(script, 1, 8, 2, 2, n_step=3)
+    fill(buffer, REWARDS, ENDED, TERMINATED)
+    batch = buffer.get(np.arange(8))
+    close(batch.rewards, [2, 27.5, 2, 35, 5, 30, 4, 40])
+    close(batch.gammas, [0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5, 0.5])
+    close(batch.terminated, [1, 0, 1, 0, 0, 0, 0, 0])
+    close(batch.rows[:, 0], np.arange(8))
+    close(batch.actions[:, 1], -np.arange(8))
+    close(batch.next_rows[:, 0], np.array([2, 5, 2, 5, 6, 5, 6, 7]) + 0.5)
+    y = script.critic_targets(batch.rewards, torch.full((1, 8), 8.0), batch.terminated, batch.gammas)
+    close(y, [2, 28.5, 2, 37, 7, 34, 8, 44])
+
+
+@catches(
+    "OffPolicyBuffer.windows, sums beyond the newest:  & (last != newest) -> ",
+    "OffPolicyBuffer.windows, stops at the last slot: (last != newest) -> (last != newest) & (last != self.steps - 1)",
+    "OffPolicyBuffer.windows, the newest step of the first: (self.positions[e] - 1) -> (self.positions[0] - 2)",
+)
+def test_the_ring_is_full(script):
+    """One step more, rewards 5 and 50, takes slots 0 and 1: they are the newest, and 2 and 3 the oldest.
+
+    From 4: 3 + 0.5 * 4 + 0.25 * 5 = 6.25; from 6: 4 + 0.5 * 5 = 6.5; from 7: 40 + 0.5 * 50 = 65; from 0 and 1 nothing
+    follows: what stands in slots 2 and 3 was before.
+    """
+    buffer = new_buffer(script, 1, 8, 2, 1, n_step=3)
+    fill(buffer, REWARDS, ENDED, TERMINATED)
+    fill(buffer, by_slot(5, 50), by_slot(0, 0), first=4)
+    batch = buffer.get(np.array([2, 3, 4, 5, 6, 7, 0, 1]))
+    close(batch.rewards, [2, 35, 6.25, 30, 6.5, 65, 5, 50])
+    close(batch.gammas, [0.5, 0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5])
+    close(batch.next_rows[:, 0], [2.5, 5.5, 8.5, 5.5, 8.5, 9.5, 8.5, 9.5])
+
+
+@catches(
+    "OffPolicyBuffer.windows, ends of the environment only: ~self.ended[last, e, g] -> ~self.ended[last, e].all(-1)",
+    "OffPolicyBuffer.windows, ends of any agent: ~self.ended[last, e, g] -> ~self.ended[last, e].any(-1)",
+    "OffPolicyBuffer.get, sample by sample: rewards=rewards.ravel() -> rewards=rewards.T.ravel()",
+    "OffPolicyBuffer.get, terminations of the first: terminated[last, e, g] -> terminated[last, e, 0]",
+    "OffPolicyBuffer.get, after the first's window: self.next_rows[last, e] -> self.next_rows[last[:1] + 0 * g, e]",
+)
+def test_each_agent_has_a_window(script):
+    """Two steps, two agents. Agent 0 is cut off in step 0, and dead from then on; agent 1 gets 1, 2, 3 and terminates,
+    as the environment does, in step 2. First all of agent 0, then all of agent 1.
+
+    Agent 0: 1, and two steps that it did not take part in. Agent 1: 1 + 0.5 * 2 = 2, 2 + 0.5 * 3 = 3.5, 3.
+    """
+    buffer = new_buffer(script, 2, 3, 1, 2, n_step=2)
+    ended, terminated = [[[1, 0]], [[1, 0]], [[1, 1]]], [[[0, 0]], [[0, 0]], [[0, 1]]]
+    fill(buffer, [[[1, 1]], [[0, 2]], [[0, 3]]], ended, terminated, took_part=[[[1, 1]], [[0, 1]], [[0, 1]]])
+    batch = buffer.get(np.arange(3))
+    close(batch.rewards, [1, 0, 0, 2, 3.5, 3])
+    close(batch.gammas, [0.5, 0.5, 0.5, 0.25, 0.25, 0.5])
+    close(batch.terminated, [0, 0, 0, 0, 1, 1])
+    close(batch.took_part, [[1, 1], [0, 1], [0, 1]])
+    close(batch.next_rows[:, 0], [0.5, 1.5, 2.5, 1.5, 2.5, 2.5])
+    assert batch.rows.shape == (3, 1)
+
+
+@catches(
+    "OffPolicyBuffer.insert, stores rows that reset: took_part.any(1) -> took_part.any(1) | True",
+    "OffPolicyBuffer.insert, one position for all: self.positions[envs] = (t + 1) -> self.positions[:] = (t.max() + 1)",
+    "OffPolicyBuffer.cut, a window into the next episode: self.ended[self.positions[envs] - 1, envs] = True -> pass",
+    "OffPolicyBuffer.cut, a restart is a termination: self.ended[ -> self.terminated[self.positions - 1] = self.ended[",
+    "OffPolicyBuffer.cut, one step late: self.positions[envs] - 1, envs -> self.positions[envs], envs",
+    'OffPolicyBuffer.sample, environments equally often: np.searchsorted(ends, drawn, side="right") -> drawn % 2',
+    'OffPolicyBuffer.sample, an environment\'s first slot is another\'s: side="right" -> side="left"',
+    "OffPolicyBuffer.sample, the newest never: rng.integers(ends[-1] -> rng.integers(ends[-1] - 1",
+)
+def test_reset_rows_and_restarts(script):
+    """Environment 1 plays two steps while 0 plays three: the second row only resets it, nobody takes part. Its steps,
+    10 and 30, follow one another in slots 1 and 3. Then all begin anew: 30 and 4 are the last of their windows.
+    """
+    buffer = new_buffer(script, 1, 10, 2, 1, n_step=2)
+    one_of_each = SimpleNamespace(integers=lambda high, size: np.arange(high))
+    with fails("cannot sample from an empty buffer"):
+        buffer.sample(1, one_of_each)
+    buffer.cut()  # of nothing, there is nothing to cut
+    fill(buffer, by_slot(1, 10, 2, 0, 4, 30), by_slot(0, 1, 0, 0, 0, 0), took_part=by_slot(1, 1, 1, 0, 1, 1))
+    batch = buffer.sample(5, one_of_each)  # in slots 0 2 4 1 3
+    close(batch.rewards, [2, 4, 4, 10, 30])
+    close(batch.rows[:, 0], [0, 2, 4, 1, 5])
+    buffer.cut()
+    fill(buffer, by_slot(100, 100), by_slot(0, 0), first=3)
+    batch = buffer.get(np.array([2, 4, 1, 3, 5]))
+    close(batch.rewards, [4, 4, 10, 30, 100])
+    close(batch.terminated, [0, 0, 1, 0, 0])  # cut, but not terminated: Q' counts
+
+
+@catches(
+    "in_turn, all at once: joint = list(actions) -> joint = list(own)",
+    "in_turn, another's turn: joint[i] = own[i] -> joint[-1 - i] = own[-1 - i]",
+    "in_turn, old ones put in: joint[i] = own[i] -> pass",
+)
+def test_whose_turn_it_is(script):
+    """Two agents did 1 and 2, and would now do 10 and 20: (10, 2) in the first's turn, then (1, 20)."""
+    did, would = [torch.tensor([[x]]) for x in (1, 2)], [torch.tensor([[x]]) for x in (10, 20)]
+    close(script.in_turn(would, did), [[10, 2], [1, 20]])
+
+
+@catches(
+    "gumbel_softmax, soft draws: return hard + (soft - soft.detach()) -> return soft",
+    "gumbel_softmax, no gradient: (soft - soft.detach()) -> 0 * soft",
+    "gumbel_softmax, gradient upside down: (soft - soft.detach()) -> (soft.detach() - soft)",
+    "gumbel_softmax, noise ignored: (logits + noise) / temperature -> logits / temperature",
+    "gumbel_softmax, temperature ignored: (logits + noise) / temperature -> logits + noise",
+    "gumbel_softmax, noise not tempered: (logits + noise) / temperature -> logits / temperature + noise",
+)
+def test_gumbel_softmax(script):
+    """Logits (0, log 3), noise (1, 0), temperature 2: softmax of (0.5, log(3) / 2) = (1.648721, 1.732051) / 3.380772
+    = (0.487676, 0.512324), so the draw is (0, 1): log 3 = 1.0986 is more than 1. The gradient of 5 times its first
+    entry is that of 5 times the soft one: 5 / 2 * 0.487676 * (0.512324, -0.512324) = (0.624620, -0.624620).
+
+    20,000 draws with probabilities 0.25 and 0.75 and one action that is not available: 1 % is three deviations.
+    """
+    logits = torch.tensor([1.0, 3.0]).log().requires_grad_()
+    draw = script.gumbel_softmax(logits, torch.tensor([1.0, 0.0]), 2.0)
+    close(draw, [0, 1])
+    close(torch.autograd.grad(5 * draw[0], logits)[0], [0.624620, -0.624620])
+    logits = torch.tensor([0.2, 0.6, 0.0]).log().clamp(min=-1e9).repeat(20_000, 1)
+    noise = torch.as_tensor(np.random.default_rng(0).gumbel(size=logits.shape))
+    close(script.gumbel_softmax(logits, noise, 0.5).mean(0), [0.25, 0.75, 0], atol=0.01)
+
+
+TWO_BOXES = spaces.Box(-1, 1, (2,)), spaces.Box(np.float32([0, -5, 1]), np.float32([1, 5, 2]))
+TWO_CHOICES = spaces.Discrete(2), spaces.Discrete(3, start=5)
+
+
+def two_agents(script, action_spaces=TWO_BOXES, masks=False, obs_sizes=(2, 3), **settings):
+    """Agents without hidden layers, whose state is what they observe. A row: alive (2), observations, masks."""
+    observations = script.slices(obs_sizes, 2)
+    end = observations[-1].stop
+    available = script.slices([2, 3] if masks else [0, 0], end)
+    layout = script.Layout(slice(0, 2), observations, slice(2, end), available)
+    return script.Agents(layout, action_spaces, script.Args(**{"hidden_sizes": ()} | settings))
+
+
+def set_weights(network, weight, bias):
+    """Set those of a network of one layer."""
+    for parameter, value in zip(network[0].parameters(), (weight, bias)):
+        parameter.data[:] = torch.as_tensor(value)
+
+
+@catches(
+    "matd3_targets, no target actors: agents.choose(agents.target_actors -> agents.choose(agents.actors",
+    "matd3_targets, gamma whatever the window: batch.gammas -> args.gamma",
+    "actors_loss, others do what they would now: batch.actions.split(agents.action_sizes, dim=1) -> own",
+    "actors_loss, downhill: return -valid_mean(values -> return valid_mean(values",
+    "critics_loss, not squared: (values - targets) ** 2 -> (values - targets).abs()",
+)
+def test_an_update(script):
+    """Two agents, mu^i(o) = tanh(w^i o), Q(s, a, b) = s + 2 a - 3 b, mu' = 0, Q' = 4 s + a; no twins, noise or biases.
+
+    A sample: s = 1, both observe 1, a = 0.5, b = 1, R = 1, k = 2 with gamma 0.5: 0.25, s' = 2.
+    y = 1 + 0.25 * 4 * 2 = 3. Q = 1 + 1 - 3 = -1, L = 16, dL/dQ = 2 (-1 - 3) = -8, times (s, a, b, 1).
+    Actors: J = 1/2 ( Q(s, tanh w^1, 1) + Q(s, 0.5, tanh w^2) ), so d(-J)/dw^1 = -2 / 2 (1 - tanh(w^1)^2), and for the
+    other + 3 / 2 (…): each sees the old action of the other.
+    """
+    box = spaces.Box(-1, 1, (1,))
+    agents = two_agents(script, [box, box], obs_sizes=(1, 1), twin_q=False, target_noise=0.0)
+    for p in agents.parameters():
+        p.data.zero_()
+    set_weights(agents.actors[0], 0.3, 0)
+    set_weights(agents.actors[1], -0.2, 0)
+    set_weights(agents.critics[0][0], [[1, 0, 2, -3]], 0)  # both observations, a, b
+    set_weights(agents.target_critics[0][0], [[4, 0, 1, 0]], 0)
+    row, one, no = torch.tensor([[1.0, 1, 1, 1]]), torch.ones(1), torch.zeros(1) > 0
+    batch = script.OffPolicyBatch(row, torch.tensor([[0.5, 1]]), row[:, :2] > 0, one, no, 2 * row, one / 4)
+    targets = script.matd3_targets(agents, batch, agents.args, None)
+    close(targets, [3])
+    loss, value = script.critics_loss(agents, batch, targets)
+    loss.backward()
+    close(torch.stack([loss, value]), [16, -1])
+    critic = agents.critics[0][0][0]
+    close(torch.cat([critic.weight.grad[0], critic.bias.grad]), [-8, -8, -4, -8, -8])
+    loss, squares = script.actors_loss(agents, batch, None)
+    loss.backward()
+    squashed = np.tanh([0.3, -0.2])
+    close(loss, -((1 + 2 * squashed[0] - 3) + (1 + 2 * 0.5 - 3 * squashed[1])) / 2)
+    close(squares, (0.3**2 + 0.2**2) / 2)
+    close(agents.actors[0][0].weight.grad[0, 0], -2 / 2 * (1 - squashed[0] ** 2))
+    close(agents.actors[1][0].weight.grad[0, 0], 3 / 2 * (1 - squashed[1] ** 2))
+
+
+# ---------------------------------------------------------------------------------------------- acting and exploring
+
+
+@catches(
+    "Agents.act, masks ignored: torch.where(available, output, -math.inf) -> output",
+    "Agents.act, not squashed: torch.tanh(output) -> output",
+    "Agents.to_env, not stretched: low + (action + 1) / 2 * (high - low) -> action",
+    "Agents.to_env, cut off instead of rounded: np.rint(action) -> np.floor(action)",
+    "Agents.to_env, start forgotten: action.argmax(1) + space.start -> action.argmax(1)",
+    "Agents.views, nothing is available: rows.new_ones(len(rows), size) > 0 -> rows.new_ones(len(rows), size) > 1",
+)
+def test_best_actions(script):
+    """Outputs (x, -x) and (x, -x, 0): tanh of them, or the largest that is available. -1 is a bound of a Box, 0 the
+    middle, 1 the other; whole numbers are rounded; a choice counts from the space's start.
+    """
+    _, taken = two_agents(script).to_env(np.array([[-1.0], [0], [1]]).repeat(5, 1))
+    close(taken, [[0, -5, 1], [0.5, 0, 1.5], [1, 5, 2]])
+    integers = two_agents(script, [spaces.Box(0, 4, (1,), np.int64)] * 2)
+    taken, _ = integers.to_env(np.array([[-1], [-0.3], [0.2], [0.9], [1.0]]).repeat(2, 1))  # 0, 1.4, 2.4, 3.8, 4
+    assert taken.dtype == np.int64 and taken[:, 0].tolist() == [0, 1, 2, 4, 4]
+    x = np.array([1, -2])
+    rows = np.hstack([np.ones((2, 2)), np.transpose([x] * 5), [[0, 1, 0, 1, 1], [1, 1, 1, 0, 1]]]).astype(np.float32)
+    taken = []
+    for kind in [TWO_BOXES], [TWO_CHOICES], [TWO_CHOICES, True]:
+        agents = two_agents(script, *kind)
+        set_weights(agents.actors[0], [[1, 0], [-1, 0]], 0)
+        set_weights(agents.actors[1], [[1, 0, 0], [-1, 0, 0], [0, 0, 0]], 0)
+        taken += agents.act(rows)
+    close(taken[0], np.tanh([x, -x]).T)
+    close(taken[1], np.transpose([0.5 + np.tanh(x) / 2, -5 * np.tanh(x), [1.5, 1.5]]))
+    assert [choices.tolist() for choices in taken[2:]] == [[0, 1], [5, 6], [1, 1], [7, 7]]
+
+
+@catches(
+    "Agents.explore, leaves the bounds: .clamp(-1, 1) -> .clamp(-99, 99)",
+    "Agents.explore, noise ignored: + noise * -> + 0 * ",
+    "Agents.explore, the same noise for all: self.normal(action.shape, rng) -> self.normal((len(rows), 1), rng)",
+    "Agents.random_actions, half the range: rng.uniform(-1, 1 -> rng.uniform(0, 1",
+    "Agents.random_actions, masks ignored: np.where(available, rng.random(available.shape), -1) -> "
+    "rng.random(available.shape)",
+    "Agents.random_actions, the first that is available: rng.random(available.shape), -1 -> 1, -1",
+)
+def test_exploration(script):
+    """Noise of deviation 0.25, of its own in each place, within the bounds; draws from the softmax of what is
+    available, (0.2, 0.6, 0.2) without the last; at first evenly from all, or from what is available.
+    """
+    rng, rows = np.random.default_rng(0), np.ones((3000, 12), np.float32)
+    rows[:, 11] = 0
+    agents = two_agents(script)
+    for actor in agents.actors:
+        set_weights(actor, 0, 0)
+    close(np.cov(agents.explore(rows, 0.25, rng).T), np.eye(5) * 0.25**2, atol=0.005)
+    assert np.abs(agents.explore(rows, 9.0, rng)).max() == 1
+    close(np.cov(agents.random_actions(rows, rng).T), np.eye(5) / 3, atol=0.03)  # of a uniform draw from [-1, 1]
+    agents = two_agents(script, TWO_CHOICES, masks=True)
+    for actor, probabilities in zip(agents.actors, ([0.1, 0.9], [0.2, 0.6, 0.2])):
+        set_weights(actor, 0, np.log(probabilities))
+    close(agents.explore(rows, 0, rng).mean(0), [0.1, 0.9, 0.25, 0.75, 0], atol=0.03)
+    close(agents.random_actions(rows, rng).mean(0), [0.5, 0.5, 0.5, 0.5, 0], atol=0.03)
+
+
+# -------------------------------------------------------------------------- against slow and obvious versions of it
+
+
+@catches(
+    "OffPolicyBuffer.state_dict, positions lost: from_numpy(self.positions) -> from_numpy(0 * self.positions)",
+    'OffPolicyBuffer.load_state_dict, sizes lost: self.sizes[:] = state["sizes"] -> pass',
+)
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), N=st.integers(1, 3), n=st.integers(1, 3), n_step=st.integers(1, 5), FP=st.booleans())
+def test_buffers_equal_lists_that_forget(script, seed, N, n, n_step, FP):
+    """Any sample of any slot, of a buffer that was saved and loaded, is what a walk along a list of steps gives."""
+    rng, G, played = np.random.default_rng(seed), n if FP else 1, [[] for _ in range(N)]
+    capacity = N * int(rng.integers(2, 7)) + int(rng.integers(N))
+    buffer, loaded = (new_buffer(script, G, capacity, N, n, n_step) for _ in range(2))
+    for t in range(int(rng.integers(1, 15))):
+        rewards, ends = rng.normal(size=(N, G)), rng.integers(4, size=(N, G))
+        took_part = rng.integers(4, size=(N, n)) > 0
+        fill(buffer, rewards[None], ends[None] < 2, ends[None] < 1, took_part[None], first=t)
+        for e in np.flatnonzero(took_part.any(1)):
+            played[e].append((t * N + e, rewards[e], ends[e], took_part[e]))
+    loaded.load_state_dict(buffer.state_dict())
+    assert loaded.sizes.tolist() == [min(len(steps), loaded.steps) for steps in played]
+    for e, steps in enumerate(played):
+        for k in range(max(0, len(steps) - loaded.steps), len(steps)):
+            x, _, _, took_part = steps[k]
+            batch = loaded.get(np.array([k % loaded.steps * N + e]))
+            close(torch.cat([batch.rows, batch.actions, batch.took_part], 1)[0], [x, -x, -x, *took_part])
+            for g in range(G):
+                total, discount = 0.0, 1.0
+                for number, rewards, ends, _ in steps[k : k + n_step]:  # noqa: B007
+                    total, discount = total + discount * rewards[g], discount * 0.5
+                    if ends[g] < 2:
+                        break
+                found = batch.rewards[g], batch.gammas[g], batch.next_rows[g, 0], batch.terminated[g]
+                close(found, [total, discount, number + 0.5, ends[g] < 1])
+
+
+class Chance(ParallelEnv):
+    """Random observations, deaths, ends, masks and states, whatever is done; rewards by chance and by what is done.
+
+    Agent i observes sizes[i] numbers, and has as many actions, or a Box of as many.
+    """
+
+    metadata = {"name": "chance"}
+    observation_space = lambda self, agent: spaces.Box(-np.inf, np.inf, (self.sizes[agent],))
+
+    def __init__(self, sizes=(2, 3), discrete=False, own_state=False):
+        self.sizes, self.discrete, self.possible_agents = sizes, discrete, list(range(len(sizes)))
+        if own_state:
+            self.state = lambda: self.rng.normal(size=3)
+
+    def action_space(self, agent):
+        size = self.sizes[agent]
+        return spaces.Discrete(size) if self.discrete else spaces.Box(-2, np.arange(1, size + 1, dtype=np.float32))
+
+    def reset(self, seed=None, options=None):
+        self.rng, self.agents = np.random.default_rng(seed), list(self.possible_agents)
+        return self.observe(self.agents)
+
+    def observe(self, agents):
+        obs = {agent: self.rng.normal(size=self.sizes[agent]).astype(np.float32) for agent in agents}
+        masks = {agent: {"action_mask": self.rng.integers(2, size=self.sizes[agent])} for agent in agents}
+        return obs, masks if self.discrete else {agent: {} for agent in agents}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        obs, infos = self.observe(actions)
+        rewards = {agent: self.rng.normal() + np.sum(action) for agent, action in actions.items()}
+        over = self.rng.random() < 0.1
+        terminated = {agent: bool(self.rng.random() < 0.2) for agent in actions}
+        truncated = {agent: over and not terminated[agent] for agent in actions}
+        self.agents = [agent for agent in actions if not terminated[agent] and not over]
+        return obs, rewards, terminated, truncated, infos
+
+
+COMMON = {"num_envs": 2, "hidden_sizes": (8, 6), "batch_size": 6, "learning_starts": 20, "buffer_size": 25, "tau": 0.1}
+COMMON |= {"actor_learning_rate": 1e-2, "critic_learning_rate": 2e-2, "gamma": 0.9, "total_timesteps": 50, "seed": 3}
+MADDPG = {"algorithm": "maddpg", "twin_q": False, "policy_frequency": 1, "target_noise": 0.0}
+MANY = {"share_policy": True, "anneal_lr": True, "critic_hidden_sizes": (5,), "max_grad_norm": 0.01}
+SHARED = {"state_type": "FP", "share_policy": True, "output_penalty": 1.0, "gradient_steps": 3}
+TRAININGS = {  # what Chance is given, settings
+    "MATD3": ({}, {}),
+    "MADDPG": ({"sizes": (2, 2, 2)}, MADDPG | MANY),
+    "FP": ({"sizes": (2, 3, 4), "own_state": True}, {"state_type": "FP", "n_step": 3, "noise_clip": 0.1}),
+    "discrete": ({"discrete": True}, {"n_step": 3, "gumbel_temperature": 0.7, "checkpoint_every": 20}),
+    "discrete, FP": ({"discrete": True, "sizes": (2, 2)}, SHARED),
+}
+new_envs = lambda script, game: vector_env([lambda: script.TeamEnv(Chance(**game))], 2)
+
+
+@cache
+def slow_training(name):
+    """What `train` does, with lists that hold all that was ever played, one stream and sample at a time.
+
+    Returns the agents, {figure: its values} and the returns of all episodes.
+    """
+    import maddpg_matd3 as script  # as it is: that of a test may have a mistake
+
+    game, options = TRAININGS[name]
+    args = script.Args(**COMMON | options)
+    envs = new_envs(script, game)
+    torch.manual_seed(args.seed)
+    agents = script.Agents(envs.get_attr("layout")[0], envs.single_action_space.spaces, args)
+    layout, sizes, n, FP = agents.layout, agents.action_sizes, agents.num_agents, args.state_type == "FP"
+    of_actors, of_critics = list(agents.actors.parameters()), list(agents.critics.parameters())
+    of_targets = [*agents.target_actors.parameters(), *agents.target_critics.parameters()]
+    adams = torch.optim.Adam(of_actors), torch.optim.Adam(of_critics)
+    figures, memory, returns, step, update, restarts = defaultdict(list), [[], []], [], 0, 0, True
+
+    def value(twin, g, row, actions):
+        """Q^g of a row and a list of all actions."""
+        seen = row[layout.state]
+        if FP:  # agents observe as many numbers as they have actions
+            seen = row[g] * torch.cat([row[layout.observations[g]], torch.zeros(max(sizes) - sizes[g]), seen])
+        return twin[g % len(twin)](torch.cat([seen, *actions]))[0]
+
+    def window(g, e, number):
+        """The rewards of stream g from step `number` of environment e on, the discount of Q', and the last step."""
+        total, discount = 0, 1
+        for step in memory[e][number : number + args.n_step]:
+            total, discount = total + discount * step.rewards[g], discount * args.gamma
+            if step.ended[g]:
+                break
+        return total, discount * (not step.terminated[g]), step.next_row
+
+    def learn(adam, loss, parameters, rate):
+        adam.param_groups[0]["lr"] = rate * (1 - step_before / 50 if args.anneal_lr else 1)
+        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+            p.grad = gradient
+        torch.nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or 1e9)
+        adam.step()
+
+    def learn_from(samples):
+        """An update of the critics and, if it is time, of actors and targets."""
+        cases = [(g, *sample) for g in range(n if FP else 1) for sample in samples]
+        windows = [window(*case) for case in cases]
+        next_actions, _ = agents.choose(agents.target_actors, torch.stack([row for _, _, row in windows]), rng)
+        for a in next_actions if args.target_noise and not agents.discrete else []:
+            a.data = script.smoothed(a, args.target_noise * agents.normal(a.shape, rng), args.noise_clip)
+        errors, values = [], []
+        for k, (g, e, number) in enumerate(cases):
+            total, discount, row = windows[k]
+            future = min(value(twin, g, row, [a[k] for a in next_actions]) for twin in agents.target_critics)
+            step = memory[e][number]
+            for twin in agents.critics:
+                values.append(value(twin, g, step.row, step.actions))
+                errors += [(values[-1] - total - discount * future.detach()) ** 2] if step.row[g] or not FP else []
+        loss = sum(errors) * len(agents.critics) / len(errors)
+        learn(adams[1], loss, of_critics, args.critic_learning_rate)
+        figures["critic_loss"].append(loss.item())
+        figures["value_mean"].append(sum(values).item() / len(values))
+        if update % args.policy_frequency:
+            return
+        steps = [memory[e][number] for e, number in samples]
+        own, outputs = agents.choose(agents.actors, torch.stack([step.row for step in steps]), rng)
+        worth, squares = [], []
+        for k, step in enumerate(steps):
+            for i in np.flatnonzero(step.row[:n]):  # who is alive
+                joint = [own[j][k] if j == i else step.actions[j] for j in range(n)]
+                worth.append(value(agents.critics[0], i if FP else 0, step.row, joint))
+                squares.append((outputs[i][k] ** 2).mean())
+        loss, penalty = -sum(worth) / len(worth), args.output_penalty * sum(squares) / len(worth)
+        learn(adams[0], loss + penalty, of_actors, args.actor_learning_rate)
+        figures["actor_loss"].append(loss.item())
+        for p, q in zip(of_targets, of_actors + of_critics):
+            p.data = args.tau * q.data + (1 - args.tau) * p.data
+
+    while step < 50:
+        if restarts:
+            envs, rng = new_envs(script, game), np.random.default_rng([args.seed, step])
+            rows, _ = envs.reset(seed=int(rng.integers(2**31)))
+            reset, totals, restarts = np.zeros(2, bool), [0, 0], False
+        step_before = step
+        actions = agents.random_actions(rows, rng) if step < 20 else agents.explore(rows, args.exploration_noise, rng)
+        next_rows, rewards, terminated, truncated, info = envs.step(agents.to_env(actions))
+        for e in np.flatnonzero(~reset):
+            over = terminated[e] or truncated[e]
+            streams = {"rewards": [rewards[e]], "ended": [over], "terminated": [terminated[e]]}
+            if FP:
+                streams = {name: info[name][e] for name in ("rewards", "terminated")}
+                streams["ended"] = over | (next_rows[e, :n] == 0)
+            did = torch.tensor(actions[e]).float().split(sizes)
+            row, next_row = torch.tensor(rows[e]), torch.tensor(next_rows[e])
+            memory[e].append(SimpleNamespace(row=row, actions=did, next_row=next_row, **streams))
+            step, totals[e] = step + 1, totals[e] + rewards[e]
+            if over:
+                returns.append(totals[e])
+                totals[e] = 0
+        rows, reset = next_rows, terminated | truncated
+        for at in range(step_before + 1, step + 1):
+            for _ in range(args.gradient_steps if at > 20 and at % 4 == 0 else 0):
+                update, stored = update + 1, [min(len(steps), 12) for steps in memory]
+                slots = [(0, x) if x < stored[0] else (1, x - stored[0]) for x in rng.integers(sum(stored), size=6)]
+                learn_from([(e, max(range(slot, len(memory[e]), 12))) for e, slot in slots])  # the newest in this slot
+        if args.checkpoint_every and step // args.checkpoint_every > step_before // args.checkpoint_every:
+            restarts = True
+            for steps in memory:
+                steps[-1].ended = [True]
+    return agents, figures, returns
+
+
+def compare(script, name):
+    """AssertionError unless `train` ends with the weights, figures and returns of slow_training."""
+    game, options = TRAININGS[name]
+    agents, figures, returns = slow_training(name)
+    run = rehearse(script, lambda: script.TeamEnv(Chance(**game)), **COMMON | options)
+    close([total for _, total in run.episodes], returns, atol=1e-3)
+    assert set(run.logged) == set(figures) == set(script.CURVE)
+    for figure, values in figures.items():
+        close(run.logged[figure], values, atol=1e-3)
+    close(flat(run.agent), flat(agents), atol=1e-3)
+
+
+@catches(
+    "matd3_targets, no target critics: for twin in agents.target_critics] -> for twin in agents.critics]",
+    "matd3_targets, the row before: agents.values(twin, batch.next_rows -> agents.values(twin, batch.rows",
+    "matd3_targets, no noise: args.target_noise > 0 and -> False and",
+    "critics_loss, one critic learns: ** 2).sum(0) -> ** 2)[0]",
+    "actors_loss, by the second critic: agents.critics[0] -> agents.critics[-1]",
+    "store_step, truncation is termination: took_part, rewards, terminated, -> took_part, rewards, ended,",
+    "store_step, reset rows are stored:  & ~reset_rows[:, None] -> ",
+    "store_step, the row after is the row: ended, next_rows) -> ended, rows)",
+    "Agents.__init__, targets are the networks themselves: copy.deepcopy(self.actors) -> self.actors",
+    "train, actors do not wait: update % args.policy_frequency == 0 -> True",
+    "train, target critics stand still: polyak(agents.target_critics, agents.critics, args.tau) -> pass",
+    "train, target actors stand still: polyak(agents.target_actors, agents.actors, args.tau) -> pass",
+    "train, gradients add up: critic_optimizer.zero_grad() -> pass",
+    "train, one learning rate: lr=args.actor_learning_rate, -> lr=args.critic_learning_rate,",
+    "train, rows that reset are steps: ended = terminated | truncated -> ended = terminated & truncated",
+    "train, explores from the start: if run.step < args.learning_starts -> if False",
+    "train, explores without noise: rows, args.exploration_noise, rng -> rows, 0.0, rng",
+    "train, the rows after for those before: store_step(buffer, agents, rows, -> store_step(buffer, agents, result[0],",
+)
+def test_matd3(script):
+    """50 steps of two environments whose agents die, with a ring of 12 steps each: all that was logged, returned and
+    learnt is what the slow version has.
+    """
+    compare(script, "MATD3")
+
+
+@catches(
+    "actors_loss, learns what the dead saw: -valid_mean(values, valid) -> -values.mean()",
+    "valid_mean, divided by all: valid.sum().clamp(min=1) -> len(valid)",
+    "train, not annealed: if args.anneal_lr -> if False",
+    "Agents.new_critics, as large as the actors: if args.critic_hidden_sizes is None -> if True",
+    "Agents.__init__, shared actors are copies: [self.actors[0]] * self.num_agents -> self.actors",
+    "train, critics' gradients too long: agents.critics.parameters(), args. -> agents.critics.parameters(), 9 + args.",
+    "train, actors' gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
+)
+def test_maddpg(script):
+    """The same without TD3's tricks, for three agents that share an actor, and with other flags."""
+    compare(script, "MADDPG")
+
+
+@catches(
+    "matd3_targets, one critic asked twice: agents.values(twin, -> agents.values(agents.target_critics[0],",
+    "critics_loss, learns what the dead got: valid = batch.took_part.T.flatten() -> pass",
+    "critics_loss, the masks of another: batch.took_part.T.flatten() -> batch.took_part.flatten()",
+    'store_step, everybody gets the sum: infos["rewards"] -> rewards[:, None].repeat(3, 1)',
+    'store_step, the environment\'s terminations: infos["terminated"] -> terminated[:, None].repeat(3, 1)',
+    "store_step, a death is no end: ended[:, None] | (next_rows[:, alive] == 0) -> ended[:, None].repeat(3, 1)",
+    "store_step, another environment's reset revives: ~reset_rows[:, None] -> ~reset_rows.any()",
+    "store_step, the dead take part: (rows[:, alive] == 1) -> (rows[:, alive] >= 0)",
+    "actors_loss, rows of another sample: rows.repeat(agents.num_agents, 1) -> rows.repeat_interleave(3, 0)",
+    "Agents.critic_inputs, the dead see the state: dim=1) * alive) -> dim=1))",
+    "Agents.critic_inputs, the state alone: torch.cat([obs, part -> torch.cat([0 * obs, part",
+    "Agents.critic_inputs, alive as the first is: alive][:, i : i + 1] -> alive][:, :1]",
+    "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
+    "make_off_policy_buffer, gamma of another: args.n_step, args.gamma -> args.n_step, 0.99",
+)
+def test_fp(script):
+    """The same with rewards, ends and critics of each agent's own, and an own state of the environment."""
+    compare(script, "FP")
+
+
+@catches(
+    "Agents.choose, masks ignored: torch.where(available, output, -1e9) -> output",
+    "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",
+    "Agents.choose, no noise: rng.gumbel(size=output.shape) -> 0 * rng.gumbel(size=output.shape)",
+    "train, windows reach over a restart: buffer.cut() -> 0",
+    "train, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
+    "actors_loss, the penalty of the dead: valid_mean(squares, valid) -> squares.mean()",
+)
+def test_discrete(script):
+    """The same with discrete actions and masks, windows of three steps, and a checkpoint every 20 steps; then with
+    networks that agents share, several updates in turn, and a large penalty on outputs.
+    """
+    compare(script, "discrete")
+    compare(script, "discrete, FP")
+
+
+@catches(
+    "Agents.__init__, twins are one network: append(self.new_critics()) -> append(self.critics[0])",
+    "Agents.__init__, twins begin alike: append(self.new_critics()) -> append(copy.deepcopy(self.critics[0]))",
+    "Agents.__init__, targets are the critics themselves: copy.deepcopy(self.critics) -> self.critics",
+    "Agents.new_critics, one for all: if args.state_type == -> if False and args.state_type ==",
+)
+def test_which_networks_there_are(script):
+    """Agents have actors of their own, or share one; with FP it is the same with critics. Twins begin with weights of
+    their own, targets as copies of what they follow.
+    """
+    for state_type, share_policy, critics in (("EP", 0, 1), ("EP", 1, 1), ("FP", 0, 2), ("FP", 1, 1)):
+        agents = two_agents(script, TWO_CHOICES, obs_sizes=(3, 3), state_type=state_type, share_policy=share_policy)
+        networks = [*dict.fromkeys(agents.actors), *agents.critics[0], *agents.critics[1]]
+        assert len(set(networks)) == len(networks) == 2 - share_policy + 2 * critics
+        targets = [*dict.fromkeys(agents.target_actors), *agents.target_critics[0], *agents.target_critics[1]]
+        assert not set(targets) & set(networks) and len(agents.actors) == 2
+        close(torch.cat([flat(target) for target in targets]), torch.cat([flat(network) for network in networks]))
+        assert len({flat(network)[0].item() for network in networks}) == len(networks)
+
+
+# -------------------------------------------------------------------------------- worlds whose right answer is known
+
+
+class Game(ParallelEnv):
+    """One step, which terminates or is cut off. Each agent is shown a sign, drawn by chance; play(signs, actions) gives
+    the rewards.
+    """
+
+    metadata = {"name": "game"}
+    observation_space = lambda self, agent: spaces.Box(-1, 1, (1,))
+    action_space = lambda self, agent: self.space
+    observe = lambda self: dict(zip("ab", np.float32(self.signs)[:, None]))
+
+    def __init__(self, play, action_space, end="t", signs=(-1, 1)):
+        self.play, self.space, self.end, self.choices, self.possible_agents = play, action_space, end, signs, ["a", "b"]
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.signs = ["a", "b"], np.random.default_rng(seed).choice(self.choices, 2)
+        return self.observe(), {"a": {}, "b": {}}
+
+    def step(self, actions):
+        self.agents = []
+        rewards = self.play(self.signs, np.array([np.ravel(actions[agent])[0] for agent in "ab"]))
+        ends = [{"a": self.end == end, "b": self.end == end} for end in "tc"]
+        return self.observe(), dict(zip("ab", rewards)), *ends, {"a": {}, "b": {}}
+
+
+QUICK = {"hidden_sizes": (32, 32), "batch_size": 64, "learning_starts": 200, "num_envs": 4, "tau": 0.1, "gamma": 0.5}
+QUICK |= {"actor_learning_rate": 3e-3, "critic_learning_rate": 5e-3, "output_penalty": 1e-2, "eval_episodes": 50}
+SMALLER = QUICK | {"hidden_sizes": (8,), "batch_size": 16, "learning_starts": 50, "tau": 0.3, "total_timesteps": 500}
+SMALLER |= {"critic_learning_rate": 2e-2}
+
+
+@pytest.mark.parametrize("end, state_type, worth", [("c", "EP", [6]), ("t", "FP", [1, 2])])
+def test_what_an_end_is_worth(script, end, state_type, worth):
+    """One step, which pays 1 to one agent and 2 to the other, 3 to the team. Terminated, that is all. Cut off, it would
+    go on: 3 / (1 - 0.5) = 6.
+    """
+    game = lambda: script.TeamEnv(Game(lambda *_: (1, 2), spaces.Discrete(2), end, signs=[0]))
+    run = rehearse(script, game, **SMALLER | {"state_type": state_type})
+    batch, agents = run.parts["buffer"].get(np.array([0])), run.agent
+    rows, actions = batch.rows.repeat(len(worth), 1), batch.actions.repeat(len(worth), 1)
+    close(agents.values(agents.critics[0], rows, actions), worth, atol=0.3)
+
+
+PAYOFF = np.array([[0, 1, 0], [1, 2, 0], [5, 0, 0]])
+both_choose = lambda _, actions: [PAYOFF[tuple(actions)]] * 2
+half_the_sign = lambda signs, actions: 1 - (actions - signs / 2) ** 2
+GAMES = [(both_choose, spaces.Discrete(3), "EP", 9.9), (half_the_sign, spaces.Box(-1, 3, (1,)), "FP", 1.8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("play, space, state_type, least", GAMES)
+def test_games_are_solved(script, play, space, state_type, least):
+    """(2, 0) is worth 5 to both, its neighbours 0, (1, 1) a safe 2. Each should do half of the sign it is shown."""
+    settings = QUICK | {"total_timesteps": 2500, "state_type": state_type}
+    run = rehearse(script, lambda: script.TeamEnv(Game(play, space)), **settings)
+    assert run.evaluations["return_mean"][-1] >= least
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 8 --learning-starts 20 --buffer-size 60 --n-step 3 --eval-episodes 2 "
+RUN += "--total-timesteps 100 --checkpoint-every 40 --eval-every 60"
+LISTENER = "mpe2.simple_speaker_listener_v4"  # whose agents differ
+
+
+@catches('train, an optimiser is not saved: , "critic_optimizer": critic_optimizer} -> }')
+def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
+    """A run goes on after a kill as if nothing had happened; --evaluate plays its best weights and changes nothing."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    kill_and_resume(script, RUN, 50, monkeypatch, tmp_path)
+    before = content(script)
+    assert command(script, "--evaluate run --eval-episodes 2") == 0 and content(script) == before
+    assert "best weights: -" in capsys.readouterr().out
+
+
+def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
+    """MATD3 is MADDPG plus three settings, which can be mixed; a name without its settings is refused."""
+    three = lambda args: (args.target_noise, args.twin_q, args.policy_frequency)
+    assert three(script.tuned()) == (0.2, True, 2) and script.tuned("--algorithm", "maddpg").tau == 0.01
+    assert three(script.tuned("--algorithm", "maddpg")) == (0.0, False, 1)
+    assert three(script.tuned("--algorithm", "maddpg", "--twin-q")) == (0.0, True, 1)
+    with pytest.raises(script.UserError, match="algorithm is maddpg"):
+        script.train(script.Args(algorithm="maddpg"))
+
+
+def test_refused(script, tmp_path, monkeypatch, capsys):
+    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    refused = "buffer-size 10, tau 1.5, n-step 0, buffer-size 100000000000000, share-policy --env-id " + LISTENER
+    for flags, word in zip(refused.split(", "), ("batch_size", "tau", "n_step", "too large", "--no-share-policy")):
+        assert command(script, f"--{flags}") == 2 and not list(tmp_path.iterdir())
+        err = capsys.readouterr().err
+        assert word in err and err.count("\n") == 1
+    for space in (spaces.Box(-1, np.inf, (1,)), spaces.MultiBinary(2)):
+        with pytest.raises(script.UserError, match="all actions must be Discrete, or bounded Boxes"):
+            script.make_agents(script.Args(), vector_env([lambda: script.TeamEnv(Game(None, space))], 1))

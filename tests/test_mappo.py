@@ -1,0 +1,850 @@
+"""What mappo.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
+
+Each test must also fail for each of the mistakes that stand above it in `catches`. What mappo.py shares with ppo.py is
+the same text there (test_shared_code.py) and has its tests in test_ppo.py and test_run.py.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+from unittest import mock
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from run_folder import command, content, kill_and_resume
+from tools import catches, close, flat, rehearse, vector_env
+
+SPREAD, SPEAKER = "mpe2.simple_spread_v3", "mpe2.simple_speaker_listener_v4"
+slow = pytest.mark.slow
+
+# ------------------------------------------------------------------------------------------------- a lesson, by hand
+
+
+def looks_back(script, rewards, values, ends, **given):
+    """CriticSteps of one environment: a value for each row, or one for each of two agents; gamma = 0.5.
+
+    `ends`: for each step a t where it terminated, a c where it was cut off, an r for a reset row, else a -.
+    """
+    values, ends = np.array(values, np.float32).reshape(len(rewards) + 1, 1, -1), np.array(list(ends))
+    agents = values.shape[2]
+    critic = mock.Mock(hidden_size=0, side_effect=lambda x, *_: (x, torch.zeros(len(x) + 1, agents, 0)))  # V(s) = s
+    layout, see = SimpleNamespace(available=[slice(agents, agents)]), lambda rows: rows.flatten(1, 2).unsqueeze(2)
+    team = SimpleNamespace(layout=layout, actors=[], followers=[], critic=critic, share_obs=see)
+    team.device, team.values_per_env, team.value_norm, team.first_states = "cpu", agents, None, lambda N: []
+    args = script.Args(num_steps=len(rewards), num_envs=1, gamma=0.5, **given)
+    buffer = script.TeamBuffer(args, team)
+    buffer.team_rows[:], buffer.rewards[:, 0], buffer.reset_rows[:-1, 0] = values, rewards, ends == "r"
+    buffer.terminated[:, 0], buffer.truncated[:, 0] = ends == "t", ends == "c"
+    return buffer.critic_steps(team, args)
+
+
+@catches(
+    "TeamBuffer.critic_steps, truncation is termination: v[1:], terminated -> v[1:], terminated | truncated",
+    "TeamBuffer.critic_steps, terminations ignored: v[1:], terminated -> v[1:], truncated & False",
+    "TeamBuffer.critic_steps, truncations ignored: truncated, args.gamma -> truncated & False, args.gamma",
+    "TeamBuffer.critic_steps, bootstraps from the wrong row: v[1:], -> torch.cat([v[1:-1], v[-2:-1]]),",
+    "TeamBuffer.critic_steps, rollout without an end: else 1.0 -> else 0.9",
+    "TeamBuffer.critic_steps, reset rows are played: ~reset_rows[:-1] -> ~reset_rows[:-1] | True",
+)
+def test_returns(script):
+    """gamma = lambda = 0.5: traces decay by 0.25. Row 2 resets after a termination, row 5 after a truncation; they hold
+    the values of the final states, 99, which must not matter, and 8.
+
+    delta_0 = 1 + 0.5 * 1 - 0.5 = 1      A_0 = 1 + 0.25 * 1 = 1.25
+    delta_1 = 2 - 1 = 1                  A_1 = 1                     (terminated: neither bootstrap nor trace)
+    delta_3 = 3 + 0.5 * 2 - 1.5 = 2.5    A_3 = 2.5 + 0.25 * 6 = 4
+    delta_4 = 4 + 0.5 * 8 - 2 = 6        A_4 = 6                     (truncated: bootstrap, but no trace)
+    delta_6 = 5 + 0.5 * 3 - 2.5 = 4      A_6 = 4 + 0.25 * 5 = 5.25
+    delta_7 = 6 + 0.5 * 4 - 3 = 5        A_7 = 5                     (the rollout ends, the episode does not)
+
+    Without GAE: 6 + 0.5 * 4 = 8; 5 + 0.5 * 8 = 9; 4 + 0.5 * 8 = 8; 3 + 0.5 * 8 = 7; 2; 1 + 0.5 * 2 = 2.
+    """
+    played = [0, 1, 3, 4, 6, 7]
+    rollout = [1, 2, 0, 3, 4, 0, 5, 6], [0.5, 1, 99, 1.5, 2, 8, 2.5, 3, 4], "-tr-cr--"
+    steps = looks_back(script, *rollout, gae_lambda=0.5)
+    close(steps.advantages[played, 0], [1.25, 1, 4, 6, 5.25, 5])
+    close(steps.returns[played, 0], [1.75, 2, 5.5, 8, 7.75, 8])  # A + V
+    assert steps.active[:, 0].nonzero().flatten().tolist() == played
+    steps = looks_back(script, *rollout, gae=False)
+    close(steps.returns[played, 0], [2, 2, 7, 8, 9, 8])
+    close(steps.advantages[played, 0], [1.5, 1, 5.5, 6, 6.5, 5])  # R - V
+
+
+@catches("TeamBuffer.critic_steps, the dead do not learn: ~reset_rows[:-1] -> share_obs[:-1, :, 0] == 3")
+def test_return_at_a_death(script):
+    """FP, two agents; the first dies in step 0. The team gets 1, 2, 4, and the episode terminates. What an agent does
+    in step 0 is worth R_0 = 1 + 0.5 * 2 + 0.25 * 4 = 3 to the team, whether or not it lives on; R_1 = 2 + 0.5 * 4 = 4,
+    R_2 = 4. The critic knows that: it says 3, 4, 4 for who lives, and 3, V(0), V(0) for who died. No advantage is left
+    if V(0) = 4. Were V(0) never trained, 0, the return at death would be 1 with lambda = 0. So dead rows are trained.
+    """
+    for gae_lambda, untrained in ((0.0, 1), (0.5, 1 + 0.5 * (0.5 * 2 + 0.25 * 2)), (1.0, 3)):
+        knows = looks_back(script, [1, 2, 4], [(3, 3), (4, 4), (4, 4), (77, 77)], "--t", gae_lambda=gae_lambda)
+        close(knows.returns, [[3, 3], [4, 4], [4, 4]])
+        close(knows.advantages, np.zeros((3, 2)))
+        assert knows.active.all()  # rows 1 and 2 of the first agent count: V(0) learns 4
+        steps = looks_back(script, [1, 2, 4], [(3, 3), (0, 4), (0, 4), (0, 77)], "--t", gae_lambda=gae_lambda)
+        close(steps.returns[0], [untrained, 3])  # 0.5: half of it is sampled, delta by delta
+
+
+class Shuffled:
+    """A generator whose permutation is known."""
+
+    def __init__(self, *order):
+        self.order = order
+
+    def permutation(self, size):
+        assert sorted(self.order) == list(range(size))
+        return np.array(self.order)
+
+
+@catches(
+    "minibatches, chunks across environments: x.swapaxes(0, 1).un -> x.reshape(2, 4, *x.shape[2:]).un",
+    "minibatches, chunk-major batches: x[numbers].swapaxes(0, 1) -> x[numbers].reshape(length, -1, *x.shape[2:])",
+    "minibatches, learns from nothing: if batch.active.any(): -> if True:",
+    "minibatches, states after the first steps: batch.rnn_states[0] -> batch.rnn_states[-1]",
+    "minibatches, not shuffled: rng.permutation(len(chunks[0])) -> np.arange(len(chunks[0]))",
+    "chunk_length, no rollout whole: args.data_chunk_length or args.num_steps -> args.data_chunk_length or 1",
+)
+def test_minibatches(script):
+    """4 steps in 2 streams: 0 1 2 3 and 10 11 12 13. Chunks of 2 steps, stream by stream: 0 1 | 2 3 | 10 11 | 12 13,
+    shuffled to 2, 0, 3, 1, in two parts. A column is a chunk. Of the recurrent states a batch has those before a
+    chunk's first step: 110 and 100 with the chunks 10 11 and 0 1.
+    """
+    cases = [  # length of chunks, parts, order, batches
+        (2, 2, [2, 0, 3, 1], [[[10, 0], [11, 1]], [[12, 2], [13, 3]]]),
+        (0, 1, [1, 0], [[[10, 0], [11, 1], [12, 2], [13, 3]]]),  # whole rollouts
+        (0, 2, [1, 0], [[[10], [11], [12], [13]], [[0], [1], [2], [3]]]),
+        (None, 3, [7, 0, 1, 6, 5, 4, 2, 3], [[[13, 0, 1]], [[12, 11, 10]], [[2, 3]]]),  # no GRU: single steps
+    ]
+    numbers = (10 * torch.arange(2) + torch.arange(4)[:, None]).float()  # 10 stream + step
+    like = dict.fromkeys(script.PolicySteps._fields, numbers) | {"obs": numbers[..., None], "active": numbers >= 0}
+    steps = script.PolicySteps(**like | {"rnn_states": 100 + numbers[..., None]})
+    for length, parts, order, expected in cases:
+        given = {"recurrent": length is not None, "data_chunk_length": length, "num_steps": 4}
+        args = script.Args(num_minibatches=parts, **given)
+        for batch, rows in zip(script.minibatches(steps, args, Shuffled(*order)), expected, strict=True):
+            for field in (batch.obs[..., 0], batch.actions, batch.log_probs, batch.advantages):
+                close(field, rows)
+            close(batch.rnn_states[..., 0], 100 + np.array(rows[0]))
+    idle = steps._replace(active=steps.obs[..., 0] == 3)  # all others are dead: no gradient step of momentum alone
+    batches = script.minibatches(idle, script.Args(num_minibatches=8), Shuffled(*range(8)))
+    assert [batch.obs.item() for batch in batches] == [3]
+
+
+def small_team(script, **given):
+    """A Team of two agents that observe 1 and 2 numbers; its rows are alive, alive | o | o o | state, state."""
+    layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 5)], slice(5, 7), [slice(7, 7)] * 2)
+    spaces_of = [spaces.Discrete(9)] * 2
+    return script.Team(layout, spaces_of, script.Args(share_policy=False, hidden_sizes=(4,), **given))
+
+
+@catches(
+    "Team.share_obs, the dead are seen: state], dim=-1) * alive -> state], dim=-1)",
+    "Team.share_obs, one death is all agents': self.layout.alive.start + i -> self.layout.alive.start + 1",
+    "Team.share_obs, agents before environments: .flatten(1, 2) -> .swapaxes(1, 2).flatten(1, 2)",
+)
+def test_what_the_critic_sees(script):
+    """Two environments, whose states are (7, 8) and (9, 10). Agent 0 sees 1 and 2, agent 1 (3, 4) and (5, 6); in the
+    second environment agent 1 is dead. With FP: own observation, filled up with zeros, then the state.
+    """
+    rows = torch.tensor([[[1.0, 1, 1, 3, 4, 7, 8], [1, 0, 2, 5, 6, 9, 10]]])
+    close(small_team(script).share_obs(rows)[0], [[7, 8], [9, 10]])
+    states = [[1, 0, 7, 8], [3, 4, 7, 8], [2, 0, 9, 10], [0, 0, 0, 0]]
+    close(small_team(script, state_type="FP").share_obs(rows)[0], states)
+
+
+@catches(
+    "ValueNorm.mean_and_std, not debiased: max(self.weight.item(), 1e-5) -> 1.0",
+    "ValueNorm.mean_and_std, no floor: max(variance, 1e-2) -> variance",
+    "ValueNorm.update, forgetful: lerp_(returns.mean(), 1 - self.beta) -> copy_(returns.mean() * self.weight)",
+    "ValueNorm.update, mean of squares for square of means: returns.square().mean() -> returns.mean().square()",
+)
+def test_value_norm(script):
+    """beta = 0.9. At first mean 0 and variance 0.01 (its floor). After [1, 3]: mean 2, E[R²] = 5, variance 1.
+
+    Then [5, 5]: E[R] <- 0.9 * 0.1 * 2 + 0.1 * 5 = 0.68, weight 0.9 * 0.1 + 0.1 = 0.19: mean 68/19 = 3.578947;
+    E[R²] <- 0.9 * 0.1 * 5 + 0.1 * 25 = 2.95: 295/19 - (68/19)² = 2.717452.
+    """
+    norm = script.ValueNorm(0.9)
+    assert norm.mean_and_std() == (0, 0.1)
+    norm.update(torch.tensor([[1.0], [3.0]]))
+    close(norm.mean_and_std(), [2, 1])
+    close(norm.normalize(torch.tensor([3.0])), [1])
+    close(norm.denormalize(torch.tensor([1.0])), [3])
+    norm.update(torch.tensor([[5.0], [5.0]]))
+    norm.update(torch.tensor([]))
+    close(norm.mean_and_std(), [3.5789473684210527, 2.717451523545707**0.5])
+    norm = script.ValueNorm(0.9)
+    norm.update(torch.tensor([5.0, 5.0]))
+    close(norm.mean_and_std(), [5, 0.1])
+
+
+@catches(
+    "huber_value_loss, value clip ignored: clip_coef is not None -> clip_coef == 77",
+    "huber_value_loss, min for max: torch.max -> torch.min",
+    'huber_value_loss, squares: (values, returns, reduction="none", delta=huber -> (values, returns, delta=1e9 * huber',
+)
+def test_value_loss(script):
+    """Errors 1 and -3, delta 2: 1/2 and 2 (3 - 1) = 4, mean 2.25.
+
+    Clipped: old 1, new 2, return 3, clip 0.2: the larger of (3 - 2)²/2 and (3 - 1.2)²/2 = 1.62, delta being 10.
+    """
+    column = lambda *numbers: torch.tensor(numbers, dtype=torch.float32)
+    close(script.huber_value_loss(column(1, 0), column(0, 0), column(0, 3), 2.0), 2.25)
+    close(script.huber_value_loss(column(2), column(1), column(3), 10.0, 0.2), 1.62)
+    close(script.huber_value_loss(column(2), column(1), column(3), 10.0), 0.5)
+
+
+@catches(
+    "team_policy_loss, all weigh: batch.log_probs)[batch.active] -> batch.log_probs)[:, 1:][0]",
+    "team_policy_loss, entropy of all: entropies[batch.active] -> entropies",
+    "team_policy_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
+    "team_value_loss, clipped or not: if args.clip_vloss -> if not args.clip_vloss",
+    "explained_variance, over all rows: errors = steps.advantages[steps.active] -> errors = steps.advantages",
+)
+def test_only_active_rows_count(script):
+    """eps = 0.2; the last row is not active: its ratio is infinite. Ratios 1.5, 0.5, 1.5, 0.5, A = 2, 2, -2, -2:
+
+    min(3, 2.4) = 2.4;  min(1, 1.6) = 1;  min(-3, -2.4) = -3;  min(-1, -1.6) = -1.6;  the mean is -0.3, the loss 0.3,
+    less 0.1 times the mean entropy of 1, 2, 3, 4. Values of 1 where 0 was before and the return is 3: 2²/2; clipped to
+    0.5, 2.5²/2. Returns 0, 4 less values are 1, 3: 1 - 1/4 of their variance was foreseen.
+    """
+    active = torch.tensor([[True, True, True, True, False]])
+    log_ratios, entropies = torch.tensor([[1.5, 0.5, 1.5, 0.5, np.inf]]).log(), torch.tensor([[1.0, 2, 3, 4, 99]])
+    advantages = torch.tensor([[2.0, 2, -2, -2, 9]])
+    batch = script.PolicySteps(None, None, ~active, None, None, 0 * entropies, active, advantages)
+    policy = lambda *_: (log_ratios, entropies, None)
+    loss, figures = script.team_policy_loss(policy, batch, script.Args(ent_coef=0.1))
+    close(loss, 0.3 - 0.1 * 2.5)
+    kl = ((0.5 - np.log(1.5)) + (-0.5 - np.log(0.5))) / 2
+    close([figures[name] for name in ("entropy", "clip_fraction", "approx_kl")], [2.5, 1, kl])
+    threes, critic = torch.full((1, 5), 3.0), lambda *_: (torch.tensor([1.0, 1, 1, 1, 9]).view(1, 5, 1), None)
+    batch = script.CriticSteps(None, None, ~active, 0 * threes, threes, None, active)
+    for given, loss in (({"clip_vloss": False}, 2), ({"clip_vloss_coef": 0.5}, 2.5**2 / 2)):
+        close(script.team_value_loss(critic, batch, script.Args(**given))[0], loss)
+    returns, errors = torch.tensor([[0.0, 4, 0, 4, 50]]), torch.tensor([[1.0, 3, 1, 3, 90]])
+    steps = script.CriticSteps(None, None, ~active, None, returns, errors, active)
+    close(script.explained_variance(steps), 1 - 1 / 4)
+
+
+@catches("happo_update, the last ratio alone: factor * ratios_now -> ratios_now")
+def test_happo_hands_on_the_product_of_ratios(script):
+    """Updates move three policies by ratios of 2, 3 and 5. In the order 1, 2, 0 they learn from A, 3 A and 15 A."""
+    learned, steps = [], script.PolicySteps(*[torch.ones(1, 1)] * 8)
+    watched = lambda *given: learned.append(given[3].advantages.item())
+    with mock.patch.multiple(script, update=watched, ratios_now=lambda actor, _: actor):
+        team = SimpleNamespace(actors=[2.0, 3.0, 5.0])
+        script.happo_update(team, [None] * 3, [steps] * 3, None, Shuffled(1, 2, 0), None)
+    assert learned == [1, 3, 15]
+
+
+# -------------------------------------------------------------------------- against slow and obvious versions of it
+
+
+@catches(
+    "TeamNetwork.forward, a state survives the reset row: * ~reset_t[:, None] -> ",
+    "TeamNetwork.forward, forgets before the final state: x_t, states[-1] -> x_t, states[-1] * ~reset_t[:, None]",
+)
+def test_recurrent_network(script):
+    """All steps at once are one step after the other; the row that resets is seen with the episode in mind."""
+    torch.manual_seed(0)
+    network = script.TeamNetwork(3, (5, 6), 2, True, 1.0)
+    x, state = torch.randn(4, 2, 3), torch.randn(2, 6)
+    reset_rows = torch.tensor([[False, False], [True, False], [False, False], [False, True]])
+    outputs, states = network(x, state, reset_rows)
+    close(states[0], state)
+    for t in range(4):
+        state = network.gru(network.body(x[t]), state)
+        close(outputs[t], network.head(state))
+        state = torch.stack([torch.zeros(6) if reset else h for h, reset in zip(state, reset_rows[t])])
+        close(states[t + 1], state)
+
+
+@catches(
+    "AgentPolicy.choose, no noise: (outputs + noise) -> outputs",
+    "Team.draw_noise, normal noise: rng.gumbel -> rng.standard_normal",
+    "AgentPolicy.logits_or_means, masks do not bind: == 0, -1e9 -> == 0, 0.0",
+)
+def test_actions_are_drawn_with_their_probabilities(script):
+    """Logits log 1, 2, 3, the second not available: 1/4, 0, 3/4 of 10,000 draws (3 sigma: 0.013), which is also what
+    the policy says of them.
+    """
+    layout = script.Layout(slice(0, 1), [slice(0, 1)], slice(0, 1), [slice(1, 4)])
+    team = script.Team(layout, [spaces.Discrete(3)], script.Args())
+    (policy,) = team.actors
+    rows = np.tile(np.float32([1, 1, 0, 1]), (10_000, 1))
+    policy.network.mlp[-1].weight.data[:] = 0
+    policy.network.mlp[-1].bias.data[:] = torch.tensor([1.0, 2, 3]).log()
+    noise = team.draw_noise(np.random.default_rng(0), 10_000)
+    no = np.zeros(10_000, bool)
+    (actions,), _ = team.sample(rows, team.first_states(10_000), no, noise)
+    close(np.bincount(actions[:, 0], minlength=3) / 10_000, [0.25, 0, 0.75], atol=0.013)
+    given = torch.ones(1, 2, 1), torch.zeros(2, 0), torch.zeros(1, 2, dtype=bool), torch.tensor(rows[None, :2, 1:])
+    log_probs, entropies, _ = policy(*given, torch.tensor([[[0], [2]]]))
+    close(log_probs.exp(), [[0.25, 0.75]])
+    close(entropies, [[0.562335, 0.562335]])
+    team.begin_episodes(5)
+    assert team.act(rows[:5])[0].tolist() == [2] * 5
+
+
+@catches(
+    "AgentPolicy.to_env, cut off: np.rint(actions) -> actions",
+    "AgentPolicy.to_env, bounds forgotten: np.clip(actions, space.low, space.high) -> actions",
+    'AgentPolicy.to_env, start forgotten: getattr(space, "start", 0) -> 0',
+    "AgentPolicy.to_env, factors exchanged: self.output_sizes[0] * act -> self.output_sizes[1] * act",
+    "AgentPolicy.choose, half the deviation: self.log_std.exp() * noise -> self.log_std.exp() * noise / 2",
+)
+def test_actions_as_the_environment_takes_them(script):
+    """simple_reference has 5 moves and 10 messages in one number, move + 5 · message, so (2, 7) is 2 + 35 = 37."""
+    policy = lambda space, factor=0: script.AgentPolicy(1, space, script.Args(action_factor=factor))
+    speaks = policy(spaces.Discrete(50, start=3), 5)
+    assert speaks.output_sizes == [5, 10] and speaks.to_env(np.array([[2, 7], [4, 9]])).tolist() == [40, 52]
+    assert policy(spaces.Discrete(7), 5).output_sizes == [7] and policy(spaces.Discrete(5), 5).output_sizes == [5]
+    several = policy(spaces.MultiDiscrete([2, 3], start=[1, 0])).to_env(np.array([[1, 2], [0, 0]]))
+    assert several.tolist() == [[2, 2], [1, 0]]
+    integers = policy(spaces.Box(-3, 4, (1, 2), np.int64)).to_env(np.array([[1.6, 9], [-0.4, -9]], np.float32))
+    assert integers.tolist() == [[[2, 4]], [[0, -3]]] and integers.dtype == np.int64
+    gaussian = policy(spaces.Box(-1, 1, (2,)))
+    gaussian.log_std.data[:] = torch.tensor([1.0, 3.0]).log()
+    assert gaussian.outputs == 2
+    close(gaussian.choose(torch.tensor([[5.0, 6.0]]), torch.tensor([[1.0, -1.0]])), [[6, 3]])
+
+
+@catches(
+    "Team.act, remembers nothing: all_actions, self.memory = -> all_actions, _ =",
+    "Team.begin_episodes, remembers the last episode: self.memory = -> self.memory = getattr(self, 'memory', 0) or",
+)
+def test_recurrent_evaluation_remembers_and_forgets(script):
+    """`act` in a row of observations is the networks' way through all of them at once."""
+    torch.manual_seed(0)
+    team, rows = small_team(script, recurrent=True), torch.randn(6, 3, 7)
+    for actor in team.actors:
+        actor.network.head.weight.data *= 100
+    for _ in range(2):
+        team.begin_episodes(3)
+        played = np.array([team.act(row.numpy()) for row in rows])
+        for agent, actor in enumerate(team.actors):
+            obs, none = rows[..., team.layout.observations[agent]], torch.zeros(6, 3, dtype=bool)
+            logits, _ = actor.network(obs, torch.zeros(3, 4), none)
+            assert (played[:, agent] == logits.argmax(-1).numpy()).all()
+
+
+class Game(ParallelEnv):
+    """Two agents, "a" and "b"; a subclass says what they observe and what `play(actions)` leads to."""
+
+    metadata, render_mode, actions = {}, None, 2
+    start = lambda self: None
+    info = lambda self, agent: {}
+    observe = lambda self, agent: np.zeros(1, np.float32)
+    observation_space = lambda self, agent: spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = lambda self, agent: spaces.Discrete(self.actions)
+
+    def __init__(self, render_mode=None, **options):
+        self.possible_agents = ["a", "b"]
+        vars(self).update(options)
+
+    def reset(self, seed=None, options=None):
+        self.rng, self.agents, self.t = np.random.default_rng(seed), list(self.possible_agents), 0
+        self.start()
+        return self.all(self.observe), self.all(self.info)
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), "the dead must not act, the others must"
+        self.t += 1
+        own = [x if callable(x) else lambda agent, x=x: x for x in self.play(actions)]  # the same for all, or not
+        obs, infos, (rewards, terminated, truncated) = self.all(self.observe), self.all(self.info), map(self.all, own)
+        self.agents = [agent for agent in self.agents if not terminated[agent] and not truncated[agent]]
+        return obs, rewards, terminated, truncated, infos
+
+    def all(self, function):
+        return {agent: function(agent) for agent in self.agents}
+
+
+class Fray(Game):
+    """Observations, masks, rewards, deaths and ends of all sorts, by chance; has a state of its own."""
+
+    actions = 3
+    size = lambda self, agent: 2 if agent == "a" or self.alike else 3
+    observe = lambda self, agent: self.rng.normal(size=self.size(agent)).astype(np.float32)
+    observation_space = lambda self, agent: spaces.Box(-np.inf, np.inf, (self.size(agent),), np.float32)
+    info = lambda self, agent: {"action_mask": self.rng.integers(2, size=3)}
+    state = lambda self: self.rng.normal(size=2)
+
+    def play(self, actions):
+        terminated, truncated = self.rng.random((2, 3)) < 0.1
+        ends = lambda x: lambda agent: x["ab".index(agent)] or x[2]
+        return lambda agent: float(self.rng.normal() + actions[agent]), ends(terminated), ends(truncated)
+
+
+def stirred(team):
+    """Policies that are not nearly uniform: what they do depends on what they see and remember."""
+    for actor in team.actors:
+        (actor.network.head if actor.network.recurrent else actor.network.mlp[-1]).weight.data *= 500
+    return team
+
+
+SETTINGS = {"num_envs": 2, "num_steps": 4, "num_minibatches": 2, "update_epochs": 2, "hidden_sizes": (4,)}
+SETTINGS |= {"learning_rate": 0.02, "max_grad_norm": 0.3, "ent_coef": 0.1, "gamma": 0.8, "total_timesteps": 20}
+SETTINGS |= {"clip_vloss_coef": 0.05, "huber_delta": 0.5}
+VARIANTS = {
+    "HAPPO, FP": {"happo": True, "share_policy": False, "state_type": "FP"},
+    "shared, EP": {"gae": False, "value_norm": False, "clip_vloss": False, "anneal_lr": False},
+}
+
+
+def by_walking(rewards, values, ends, gamma, gae_lambda):
+    """Advantages of a single stream: the sum of (gamma lambda)^k delta along what was played from there."""
+    advantages = []
+    for t in range(len(rewards)):
+        last = next((k for k in range(t, len(rewards)) if ends[k] != "-"), len(rewards) - 1)
+        delta = lambda k: rewards[k] + gamma * values[k + 1] * (ends[k] != "t") - values[k]
+        advantages.append(sum((gamma * gae_lambda) ** (k - t) * delta(k) for k in range(t, last + 1)))
+    return advantages
+
+
+@cache
+def weights_by_definition(name):
+    """All weights after training, step by step, each one of one agent in one environment, (t, e, i)."""
+    import mappo
+
+    args = mappo.Args(**SETTINGS | VARIANTS[name])
+    shared, fp, T = args.share_policy, args.state_type == "FP", args.num_steps
+    envs = vector_env([lambda: mappo.TeamEnv(Fray(alike=shared))], 2)
+    team = stirred(mappo.make_team(args, envs))
+    networks = [*(actor.network.mlp for actor in team.actors), team.critic.mlp]
+    optimizers = [torch.optim.Adam(network.parameters(), lr=args.learning_rate, eps=1e-5) for network in networks]
+    followers = [[(e, i) for e in (0, 1) for i in agents] for agents in ([[0, 1]] if shared else [[0], [1]])]
+    end = 6 if shared else 7  # of the observations in a row; then the state, then three choices each
+
+    def log_probs(t, e, i):
+        obs, mask = rows[t][e][2:4] if i == 0 else rows[t][e][4:end], rows[t][e][end + 2 + 3 * i :][:3]
+        logits = networks[0 if shared else i](torch.tensor(obs))
+        return torch.where(torch.tensor(mask) > 0, logits, -1e9).log_softmax(0)
+
+    def value(t, e, i):
+        row = rows[t][e]
+        obs = [*row[2:4], 0] if i == 0 else [*row[4:end]]
+        state = np.array([*obs, *row[end : end + 2]]) * row[i] if fp else row[end : end + 2]
+        return networks[-1](torch.tensor(state, dtype=torch.float32))[0]
+
+    def scale():
+        if not args.value_norm or not batches:
+            return 0, 0.1 if args.value_norm else 1
+        mean, square = np.average(batches, axis=0, weights=0.99999 ** np.arange(len(batches))[::-1])
+        return mean, np.sqrt(max(square - mean**2, 0.01))
+
+    def learn(k, streams, loss):
+        steps = [(t, e, i) for e, i in streams for t in range(T)]
+        for _ in range(args.update_epochs):
+            for part in np.array_split(rng.permutation(len(steps)), args.num_minibatches):
+                losses = [loss(*steps[number]) for number in part if steps[number] in active[k]]
+                if losses:
+                    optimizers[k].zero_grad()
+                    torch.stack(losses).mean().backward()
+                    torch.nn.utils.clip_grad_norm_(networks[k].parameters(), args.max_grad_norm)
+                    optimizers[k].step()
+
+    def ratio(*step):
+        return (log_probs(*step)[action[step]] - old[step]).exp()
+
+    def policy_loss(*step):
+        r, A, log_p = ratio(*step), M[step[:2]] * (advantages[step] - mean_A) / (std_A + 1e-8), log_probs(*step)
+        return -torch.min(r * A, r.clamp(0.8, 1.2) * A) + args.ent_coef * (log_p.exp() * log_p).sum()
+
+    def value_loss(*step):
+        v, far, (mean, std) = value(*step), args.clip_vloss_coef if args.clip_vloss else 1e9, scale()
+        v = torch.stack([v, values[step] + (v - values[step]).clamp(-far, far)])
+        x, delta = ((returns[step] - mean) / std - v).abs(), args.huber_delta
+        return torch.where(x < delta, x**2 / 2, delta * (x - delta / 2)).max()
+
+    rng, batches, taken = np.random.default_rng([args.seed, 0]), [], 0
+    (row, _), resets = envs.reset(seed=int(rng.integers(2**31))), [False, False]
+    while taken < args.total_timesteps:
+        for optimizer in optimizers:
+            rate = 1 - taken / args.total_timesteps if args.anneal_lr else 1
+            optimizer.param_groups[0]["lr"] = args.learning_rate * rate
+        rows, rewards, ends, action, old, active = [row], [], [], {}, {}, [set() for _ in networks]
+        for t in range(T):
+            for k, streams in enumerate(followers):
+                for (e, i), z in zip(streams, rng.gumbel(size=(len(streams), 3))):
+                    log_p = log_probs(t, e, i).detach()
+                    action[t, e, i] = int((log_p + torch.tensor(z)).argmax())
+                    old[t, e, i] = log_p[action[t, e, i]]
+                    active[k] |= {(t, e, i)} if row[e][i] == 1 and not resets[e] else set()
+                    active[-1] |= {(t, e, i)} if not resets[e] else set()
+            row, reward, *over, _ = envs.step(tuple(np.array([action[t, e, i] for e in (0, 1)]) for i in (0, 1)))
+            rows, rewards, taken = [*rows, row], [*rewards, reward], taken + 2 - sum(resets)
+            ends.append(["t" if terminated else "c" if truncated else "-" for terminated, truncated in zip(*over)])
+            resets = [end in "tc" for end in ends[-1]]
+
+        advantages, values, returns, (mean, std) = {}, {}, {}, scale()
+        for e, i in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+            said = [value(t, e, i).item() for t in range(T + 1)]
+            walk = [x[e] for x in rewards], [v * std + mean for v in said], [x[e] for x in ends]
+            for t, A in enumerate(by_walking(*walk, args.gamma, args.gae_lambda if args.gae else 1)):
+                advantages[t, e, i], values[t, e, i], returns[t, e, i] = A, said[t], A + walk[1][t]
+        M = np.ones((T, 2))
+        for k in rng.permutation(2) if args.happo else range(len(followers)):
+            mean_A, std_A = (f([advantages[step] for step in active[k]]) for f in (np.mean, np.std))
+            learn(k, followers[k], policy_loss)
+            for step in active[k] if args.happo else []:
+                M[step[:2]] *= ratio(*step).item()
+        some = [returns[step] for step in active[-1]]
+        batches.append([np.mean(some), np.mean(np.square(some))])
+        learn(-1, [(e, i) for e in (0, 1) for i in range(1 + fp)], value_loss)
+    return torch.cat([flat(network) for network in networks])
+
+
+@catches(
+    "train, ends forgotten: ended = terminated | truncated -> ended = terminated",
+    "TeamBuffer.critic_steps, not denormalised: if team.value_norm is None -> if True",
+    "happo_update, M not handed on: factor = factor * ratios_now(team.actors[k], steps) -> pass",
+    "train, the last observation is forgotten: buffer.team_rows[-1] = team_rows -> pass",
+    "train, targets not normalised: team.value_norm.normalize(critic_steps.returns) -> critic_steps.returns",
+    "update, gradients add up: optimizer.zero_grad() -> pass",
+    "TeamBuffer.policy_steps, the dead are active: (alive == 1) & ~reset_rows -> ~reset_rows",
+    "TeamBuffer.policy_steps, another's: of_agents[..., agents] -> of_agents.flip(2)[..., agents]",
+)
+def test_training_equals_its_definition(script):
+    """Some rollouts of a game in which everything happens, from the first draw to the last gradient step."""
+    for name, more in VARIANTS.items():
+        make_env = lambda more=more: script.TeamEnv(Fray(alike=more.get("share_policy", True)))
+        with mock.patch.object(script, "make_agent", lambda *given: stirred(script.make_team(*given))):
+            team = rehearse(script, make_env, **SETTINGS | more).agent
+        weights = torch.cat([flat(network) for network in [*team.actors, team.critic]])
+        close(weights, weights_by_definition(name), atol=1e-4)
+
+
+@slow
+@catches(
+    "train, truncation terminates: buffer.terminated[t] = terminated -> buffer.terminated[t] = ended",
+    "TeamBuffer.critic_steps, denormalised twice: denormalize(values) -> denormalize(10 * values)",
+    "TeamBuffer.critic_steps, another environment: team.device).repeat_inter -> team.device).roll(1, 1).repeat_inter",
+    "TeamBuffer.critic_steps, values kept denormalised: values[:-1] -> v[:-1]",
+    "TeamBuffer.critic_steps, last row not denormalised: v[1:], -> torch.cat([v[1:-1], values[-1:]]),",
+    "happo_update, M forgotten: advantages=factor * all -> advantages=all",
+    "happo_update, always the same order: rng.permutation(len(team.actors)) -> range(len(team.actors))",
+    "ratios_now, upside down: log_probs - steps.log_probs -> steps.log_probs - log_probs",
+    "ratios_now, of the dead as well: .masked_fill(~steps.active, 0) -> ",
+    "train, one learning rate: if args.anneal_lr else 1 -> if False else 1",
+    "train, targets on the old scale: team.value_norm.update(critic -> team.value_norm.normalize(critic",
+    "train, reset rows in the mean: critic_steps.returns[critic_steps.active] -> critic_steps.returns",
+    "update, gradients not shortened: args.max_grad_norm -> 1e9",
+    "update, one epoch: range(args.update_epochs) -> range(1)",
+    "TeamBuffer.policy_steps, reset rows are active: (alive == 1) & ~reset_rows -> alive == 1",
+    "TeamBuffer.policy_steps, the dead weigh: = normalize(advantages[active]) -> = normalize(advantages)[active]",
+    "TeamBuffer.policy_steps, the first agent's for all: of_agents[..., agents] -> of_agents[..., [0 for _ in agents]]",
+    "Team.__init__, the critic's gain: args.recurrent, gain=1.0 -> args.recurrent, gain=0.5",
+    "Team.views, agents before environments: dim=2).flatten(1, 2), torch -> dim=1).flatten(1, 2), torch",
+    "Team.to_env, actions of others: [place :: len(agents)] -> [len(agents) - 1 - place :: len(agents)]",
+    "TeamBuffer.critic_steps, always GAE: if args.gae else -> if True else",
+)
+def test_training_equals_its_definition_in_all_parts(script):
+    """More mistakes that the same must show."""
+    test_training_equals_its_definition(script)
+
+
+@catches(
+    "train, memory lost between rollouts: = buffer.rnn_states -> = team.first_states(args.num_envs)",
+    "train, resets of the other environment: rnn_states, ended, noise -> rnn_states, ended[::-1].copy(), noise",
+    "Team.sample, resets of no agent: reset_rows.repeat_interleave -> (reset_rows & False).repeat_interleave",
+    "TeamBuffer.policy_steps, memory begins anew: self.rnn_states[k] = states[-1] -> pass",
+    "TeamBuffer.policy_steps, states after the step: obs, states[:-1] -> obs, states[1:]",
+    "TeamBuffer.critic_steps, memory begins anew: self.rnn_states_critic = states[-2] -> pass",
+    "TeamBuffer.critic_steps, sees the last row twice: critic = states[-2] -> critic = states[-1]",
+    "TeamBuffer.critic_steps, resets of another row: critic, reset_rows) -> critic, reset_rows.roll(1, 0))",
+    "ratios_now, the last states for the first: steps.rnn_states[0] -> steps.rnn_states[-1]",
+)
+def test_recurrent_training(script):
+    """Without learning, the states that learning starts from are those of one way through all rollouts at once, and of
+    acting. Chunks then bring the same log-probs: no KL divergence, and ratios of 1.
+    """
+    acted, seen, settings = [], {"critic": [], 0: [], 1: []}, SETTINGS | VARIANTS["HAPPO, FP"] | {"learning_rate": 0.0}
+
+    def watched(owner, name, look):
+        original = getattr(owner, name)
+
+        def call(*given):
+            result = original(*given)
+            look(given, result)
+            return result
+
+        return mock.patch.object(owner, name, call)
+
+    keep = lambda k, steps: seen[k].append((steps[0], steps.rnn_states, steps.reset_rows))  # what it sees comes first
+    with (
+        watched(script.Team, "sample", lambda given, _: acted.append(torch.stack(given[2]))),
+        watched(script, "ratios_now", lambda _, ratios: close(ratios, np.ones((4, 2)))),
+        watched(script.TeamBuffer, "critic_steps", lambda _, steps: keep("critic", steps)),
+        watched(script.TeamBuffer, "policy_steps", lambda given, steps: keep(given[2], steps)),
+    ):
+        settings |= {"recurrent": True, "data_chunk_length": 2}
+        run = rehearse(script, lambda: script.TeamEnv(Fray(alike=False)), **settings)
+    close(run.logged["approx_kl"], np.zeros(len(run.logged["approx_kl"])))
+    for k, network in zip(seen, [run.agent.critic, *(actor.network for actor in run.agent.actors)]):
+        x, states, reset_rows = map(torch.cat, zip(*seen[k]))
+        close(network(x, torch.zeros(len(states[0]), 4), reset_rows)[1][:-1], states)
+        assert states.abs().min() == 0 and states[4::4].abs().max() > 0.1  # rows 4, 8, … begin a rollout
+        close(torch.stack([x[k] for x in acted[: len(states)]]) if k != "critic" else states, states)
+
+
+# ------------------------------------------------------------------------------------- teams as vector environments
+
+
+def make(script, env_id=SPREAD, num_envs=1, **given):
+    """A vector environment, and the layout of its rows; the id may be the name of a game in this file."""
+    env_id = env_id if "." in env_id else f"test_mappo:{env_id}"
+    envs = script.make_team_envs(script.Args(env_id=env_id, **given), num_envs)
+    return envs, envs.metadata["layout"]
+
+
+@catches(
+    "TeamEnv.step, actions of others: zip(self.names, actions) -> zip(self.names, actions[::-1])",
+    "TeamEnv.reset, the same episode always: int(self.np_random.integers(2**31)) -> 0",
+)
+def test_rows_are_what_pettingzoo_returns(script):
+    """A row of simple_spread: 3 numbers for who is alive, 3 x 18 observations, which are the state."""
+    from mpe2 import simple_spread_v3
+
+    envs, layout = make(script, num_envs=2)
+    assert layout.alive == slice(0, 3) and layout.observations == [slice(3, 21), slice(21, 39), slice(39, 57)]
+    assert layout.state == slice(3, 57) and all(part == slice(57, 57) for part in layout.available)
+    rows, _ = envs.reset(seed=5)
+    env = simple_spread_v3.parallel_env()
+    obs, _ = env.reset(seed=6)  # as the second of the two
+    rng = np.random.default_rng(0)
+    for t in range(25):
+        close(rows[:, layout.alive], np.ones((2, 3)))
+        close(rows[1, layout.state], np.concatenate(list(obs.values())))
+        actions = rng.integers(5, size=(3, 2))
+        rows, rewards, terminated, truncated, infos = envs.step(tuple(actions))
+        obs, own, *_ = env.step(dict(zip(env.possible_agents, actions[:, 1])))
+        close(infos["rewards"][1], list(own.values()))
+        close(rewards[1], sum(own.values()))
+        assert not terminated.any() and not infos["terminated"].any() and (truncated == (t == 24)).all()
+    close(rows[:, layout.alive], np.ones((2, 3)))  # the final observation is there, though all agents are gone
+    close(rows[1, layout.state], np.concatenate(list(obs.values())))
+    first, rewards, _, truncated, infos = envs.step(tuple(actions))  # the reset row
+    assert not rewards.any() and not truncated.any() and not infos["rewards"].any()
+    later = [envs.step(tuple(actions))[0] for _ in range(26)][-1]
+    assert (np.abs(later - first).max(1) > 0.1).all()  # another episode
+
+
+class Scripted(Game):
+    """Episode e ends as scripts[e % len] says: {agent: [step of its end, "t" or "c"]}: it terminates or is cut off.
+
+    Agents observe 100 x agent + 10 x episode + step and get agent + 1 per step; state() is [episode, step].
+    """
+
+    episode, masks = -1, None
+    observe = lambda self, agent: np.full(1, 100 * "ab".index(agent) + 10 * self.episode + self.t, np.float32)
+    info = lambda self, agent: {"action_mask": np.array(self.masks[agent], np.int8)} if self.masks else {}
+    state = lambda self: np.array([self.episode, self.t], np.float32)
+
+    def start(self):
+        self.episode += 1
+
+    def play(self, actions):
+        ends = self.scripts[self.episode % len(self.scripts)]
+        ended = lambda kind: lambda agent: ends[agent] == [self.t, kind]
+        return lambda agent: 1.0 + "ab".index(agent), ended("t"), ended("c")
+
+
+@catches(
+    "TeamEnv.step, ends with the first agent: over = not going_on -> over = len(going_on) < 2",
+    "TeamEnv.step, any who terminated decides: all(terminated.get(name, True) -> any(terminated.get(name, True)",
+    "TeamEnv.step, the last to act is dead: given if over else going_on -> going_on",
+)
+def test_the_dead_and_how_episodes_end(script):
+    """Agent a terminates at step 1, b is truncated at step 3: the episode is truncated. In the second episode b is
+    truncated at step 1 and a terminates at step 2: the last to act terminated, and so did the episode.
+    """
+    plan = '{"scripts": [{"a": [1, "t"], "b": [3, "c"]}, {"a": [2, "t"], "b": [1, "c"]}]}'
+    envs, layout = make(script, "Scripted", env_kwargs=plan)
+    assert layout == script.Layout(slice(0, 2), [slice(2, 3), slice(3, 4)], slice(4, 6), [slice(6, 6)] * 2)
+    rows, _ = envs.reset(seed=0)  # the constructor has reset it once: this is the plan's second episode
+    action = (np.zeros(1, np.int64),) * 2
+    close(rows[0], [1, 1, 10, 110, 1, 0])
+    expected = [
+        # alive a and b, observations of a and b, state; reward, terminated, truncated; terminated of a and b
+        ([1, 0, 11, 0, 1, 1], 3, False, False, [False, False]),
+        ([1, 0, 12, 0, 1, 2], 1, True, False, [True, False]),  # the last row: who acted last has an observation
+        ([1, 1, 20, 120, 2, 0], 0, False, False, [False, False]),
+        ([0, 1, 0, 121, 2, 1], 3, False, False, [True, False]),
+        ([0, 1, 0, 122, 2, 2], 2, False, False, [False, False]),
+        ([0, 1, 0, 123, 2, 3], 2, False, True, [False, False]),
+        ([1, 1, 30, 130, 3, 0], 0, False, False, [False, False]),
+    ]
+    for row, reward, terminated, truncated, own in expected:
+        rows, rewards, *ends, infos = envs.step(action)
+        close(rows[0], row)
+        assert (rewards[0], ends[0][0], ends[1][0]) == (reward, terminated, truncated)
+        assert infos["terminated"][0].tolist() == own
+    envs, _ = make(script, "Scripted", env_kwargs='{"scripts": [{"a": [1, "t"], "b": [1, "c"]}]}')
+    envs.reset(seed=0)
+    _, _, terminated, truncated, _ = envs.step(action)
+    assert not terminated and truncated  # not all who acted last terminated
+
+
+def tictactoe(render_mode=None):
+    """A turn-based game with action masks, of which the waiting player's is empty."""
+    from pettingzoo.classic import tictactoe_v3
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+    return turn_based_aec_to_parallel(tictactoe_v3.env(render_mode=render_mode))
+
+
+@catches(
+    "TeamEnv.row, no valid action: np.arange(len(mask)) == 0 -> mask",
+    'TeamEnv.row, of the observation alone: infos.get(name, {}).get("action_mask") -> None',
+    'TeamEnv.row, of info alone: mask = obs[name].get("action_mask", mask) -> pass',
+)
+def test_masks_come_from_info_or_from_the_observation(script):
+    """Who has no valid action, such as who waits for its turn, has the first one, a no-op."""
+    plan = '{"scripts": [{"a": [2, "c"], "b": [2, "c"]}], "masks": {"a": [0, 1], "b": [0, 0]}}'
+    envs, layout = make(script, "Scripted", env_kwargs=plan)
+    assert layout.available == [slice(6, 8), slice(8, 10)] and layout.state == slice(4, 6)
+    close(envs.reset(seed=0)[0][0, 6:], [0, 1, 1, 0])
+    envs, layout = make(script, "tictactoe")
+    rows, _ = envs.reset(seed=0)
+    for played, free in ((None, np.ones(9)), (4, np.arange(9) != 4)):
+        player = int(played is not None)
+        close(rows[0, layout.available[player]], free)
+        close(rows[0, layout.available[1 - player]], np.arange(9) == 0)
+        rows, *_ = envs.step((np.array([4]), np.array([0])))
+
+
+@catches(
+    "make_team_envs, no limit of steps: if args.max_episode_steps is not None: -> if False:",
+    "make_team_envs, no limit of returns: if args.max_episode_return is not None: -> if False:",
+)
+def test_limits_truncate(script):
+    """Each step pays 3 to the team: 9 after 3 steps."""
+    plan = '{"scripts": [{"a": [99, "t"], "b": [99, "t"]}]}'
+    for limit in ({"max_episode_steps": 3}, {"max_episode_return": 9.0}):
+        envs, _ = make(script, "Scripted", env_kwargs=plan, **limit)
+        envs.reset(seed=0)
+        steps = [envs.step((np.zeros(1, np.int64),) * 2) for _ in range(8)]
+        assert [bool(step[3]) for step in steps] == [False, False, True, False] * 2 and not any(s[2] for s in steps)
+
+
+@slow
+def test_processes_give_the_same_as_one(script):
+    """--async-envs loses and mixes up nothing."""
+    one, two = (script.make_envs(script.Args(async_envs=on, num_envs=2), 2) for on in (False, True))
+    assert isinstance(two, gym.vector.AsyncVectorEnv) and one.metadata["layout"] == two.metadata["layout"]
+    close(one.reset(seed=1)[0], two.reset(seed=1)[0])
+    for _ in range(30):
+        actions = (np.array([1, 2]), np.array([3, 4]), np.array([0, 1]))
+        for a, b in zip(one.step(actions)[:4], two.step(actions)[:4]):
+            close(a, b, atol=0)
+    two.close()
+
+
+# -------------------------------------------------------------------------------- games whose right answer is known
+
+
+class Matrix(Game):
+    """One step; the payoff depends on both actions. Best: (2, 0), worth 2 x 3; best against chance is (1, 1)."""
+
+    actions, payoff = 3, [[0, 1, 0], [1, 2, 0], [3, 0, 0]]
+    play = lambda self, actions: (float(self.payoff[actions["a"]][actions["b"]]), True, False)
+
+
+class Recall(Game):
+    """Three steps: the first row shows a sign to each, the last action must be that sign. Without a memory 2 x 1/4."""
+
+    def start(self):
+        self.sign = {agent: int(self.rng.integers(2)) for agent in self.possible_agents}
+
+    observe = lambda self, agent: np.array([2 * self.sign[agent] - 1 if self.t == 0 else 0], np.float32)
+    play = lambda self, actions: (float(self.t == 3 and actions == self.sign), self.t == 3, False)
+
+
+HAPPO = {"happo": True, "share_policy": False}
+GAMES = {  # game, settings, steps, best return
+    "matrix, HAPPO": (Matrix, HAPPO, 2000, 6.0),
+    "matrix, MAPPO": (Matrix, {"share_policy": False}, 2000, 6.0),
+    "recall, recurrent": (Recall, {"recurrent": True, "data_chunk_length": 5}, 12_000, 2.0),
+}
+
+
+@slow
+@pytest.mark.parametrize("name", GAMES)
+def test_games_are_solved(script, name):
+    """Fails if an end, a reward or another agent is taken for another anywhere between environment and policies."""
+    game, more, steps, best = GAMES[name]
+    given = {"num_envs": 16, "num_steps": 10, "update_epochs": 5, "learning_rate": 3e-3, "num_minibatches": 2}
+    run = rehearse(script, lambda: script.TeamEnv(game()), total_timesteps=steps, eval_episodes=50, **given | more)
+    assert run.evaluations["return_mean"][-1] >= best - 0.2
+
+
+def test_games_of_pettingzoo(script):
+    """No illegal move, which ends tic-tac-toe at a price of 1; rock, paper, scissors, whose `state` is no function."""
+    for env_id, steps in (("tictactoe", 400), ("pettingzoo.classic.rps_v2", 80)):
+        with mock.patch("tools.vector_env", lambda makers, n, env_id=env_id: make(script, env_id, n)[0]):
+            run = rehearse(script, None, num_envs=4, num_steps=steps // 4, total_timesteps=steps)
+        assert {total for _, total in run.episodes} == {0.0} and len(run.episodes) >= steps // 20
+
+
+def test_one_environment_one_step(script):
+    """A rollout that is nothing but a reset row is not learned from, nor counted."""
+    run = rehearse(script, lambda: script.TeamEnv(Matrix()), num_envs=1, num_steps=1, total_timesteps=5)
+    assert run.step == 5 == len(run.episodes) and flat(run.agent).isfinite().all()
+    assert len(run.logged["value_loss"]) == len(run.logged["entropy"]) == 50
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+RUN = "--num-envs 2 --num-steps 10 --hidden-sizes 8 --num-minibatches 1 --update-epochs 1 --data-chunk-length 5 "
+RUN += "--recurrent --happo --no-share-policy --max-episode-steps 8 --total-timesteps 80 --checkpoint-every 25 "
+RUN += "--eval-every 60 --eval-episodes 1"
+
+
+@catches(
+    "train, an optimizer is not saved: critic_optimizer=critic_optimizer, -> ",
+    "train, no new episodes then: == run.checkpoint_step -> == run.checkpoint_step and 'rng' not in vars()",
+)
+def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
+    """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
+    kill_and_resume(script, RUN, 11, monkeypatch, tmp_path)
+    before, team = content(script), script.load("run")
+    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
+    mean, std = script.evaluate(team, team.args, 4, team.args.seed + 20_000)
+    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+
+
+REFUSED = {
+    "--env-id mpe2.simple_spred_v3": "cannot make mpe2.simple_spred_v3",
+    "--env-id pettingzoo.classic.tictactoe_v3": "it has no parallel_env",
+    f"--env-id {SPEAKER} --share-policy": "--no-share-policy",
+    "--happo": "--no-share-policy",
+    '--env-kwargs {"M":3}': "unexpected keyword",
+    "--num-minibatches 7": "do not divide",
+    "--recurrent --data-chunk-length 7": "does not divide num_steps",
+    "--recurrent --hidden-sizes": "at least one layer",
+    '--env-id mpe2.simple_reference_v3 --env-kwargs {"continuous_actions":true}': "action_factor = 5",
+    f"--env-id {__name__}:tictactoe --action-factor 3": "action masks",
+    "--huber-delta 0": "huber_delta must lie between",
+}
+
+
+def test_refused(script, tmp_path, monkeypatch, capsys):
+    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    for flags, words in REFUSED.items():
+        assert command(script, flags) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and words in error, f"{flags}: {error}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_strangers_config_may_ask_for(script):
+    """Environments of known packages; what else is importable may execute anything."""
+    refused = "my_module:Game pettingzoo.test.example_envs mpe2._mpe_utils.core mpe2_v3.simple_v3 os:system"
+    safe = dict.fromkeys(refused.split(), False) | {"mpe2.simple_tag_v3": True, "pettingzoo.sisl.multiwalker_v9": True}
+    for env_id, is_safe in safe.items():
+        assert (script.code_flags(script.Args(env_id=env_id)) == []) == is_safe

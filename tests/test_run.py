@@ -1,0 +1,562 @@
+"""The run section, which is the same text in every script, with ppo.py: flags, run folder, checkpoints, strangers.
+
+What a user would do at a shell runs as a process of its own where that matters; the rest in this process.
+"""
+
+import csv
+import errno
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import gymnasium as gym
+import matplotlib.figure
+import numpy as np
+import pytest
+import torch
+from run_folder import Killed, command, content
+from tools import Walk, catches, close, vector_env
+
+SCRIPT = "ppo"
+SMALL = "--num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --eval-episodes 3 --no-progress "
+RUN = SMALL + "--total-timesteps 150 --checkpoint-every 60 --eval-every 50 --run-dir run "
+TESTS = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch, request):
+    """Every test works in an empty folder, and draws no curves, which takes most of the time, unless it asks for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    if "script" in request.fixturenames and "curve" not in request.fixturenames:
+        script = request.getfixturevalue("script")
+        if not isinstance(script, tuple):
+            monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
+
+
+@pytest.fixture
+def curve():
+    """Curves are drawn."""
+
+
+def shell(*words, code=0, **environment):
+    """What a process prints on stdout and stderr; it must end with this exit code."""
+    environment = os.environ | {"PYTHONPATH": TESTS, "OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def table(name, run="run"):
+    """{column: numbers} of a CSV file in a run folder."""
+    with Path(run, name).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {column: [float(row[column]) for row in rows] for column in rows[0]}
+
+
+def complaint(script, flags, capsys):
+    """The one line on stderr of a command that is refused."""
+    capsys.readouterr()
+    assert command(script, flags) == 2
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1 and err.isprintable() or err[:-1].isprintable(), err
+    return err
+
+
+# ---------------------------------------------------------------------------------------------------- what it leaves
+
+WITHOUT = """
+import os, runpy, sys
+for name in ("sysconf", "killpg", "getpgid", "setsid", "fork"):
+    delattr(os, name)
+for name in ("fcntl", "resource", "pwd", "termios"):
+    sys.modules[name] = None
+sys.argv = ["ppo.py", *sys.argv[1:]]
+runpy.run_path("ppo.py", run_name="__main__")
+"""
+IMPORTED = "import os, sys, ppo; print(sorted({'matplotlib', 'moviepy'} & set(sys.modules)), os.listdir())"
+
+
+def test_copied_away_alone(script):
+    """It runs where nothing but the file is, also without what Windows lacks, leaves a whole folder, and says where the
+    curve lies and how to watch the agent, in words that can be pasted.
+    """
+    shutil.copy(script.__file__, "ppo.py")
+    assert shell("-B", "-c", IMPORTED)[0] == "[] ['ppo.py']\n"
+    out, err = shell("-B", "-c", WITHOUT, *f"{SMALL} --total-timesteps 300 --eval-every 100".split())
+    (run,) = Path("runs").iterdir()
+    *_, evaluation, watch = out.splitlines()
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    steps = {f"models/{step:.0f}.pt" for step in table("evaluations.csv", run)["step"]}
+    assert files == steps | {"models/best.pt", "checkpoint.pt", "config.json", "metrics.csv"} | {
+        "evaluations.csv",
+        "learning_curve.png",
+        "summary.json",
+    }
+    summary = json.loads((run / "summary.json").read_text())
+    assert evaluation.startswith(f"evaluation: {summary['eval_return_mean']:.1f} ") and evaluation.endswith(
+        f"{run.as_posix()}/learning_curve.png"
+    )
+    assert watch.startswith("to watch the best agent: python ppo.py ")
+    again, _ = shell(*watch.split("python ")[1].split()[:-1])  # all but --render
+    assert again.startswith("best weights: ")
+    config = json.loads((run / "config.json").read_text())
+    assert config["script"] == "ppo" and config["commit"] == "" and config["versions"]["numpy"] == np.__version__
+    assert set(config["args"]) == set(vars(script.Args())) and config["args"]["hidden_sizes"] == [8]
+    assert err == ""
+
+
+def test_commit(script, monkeypatch):
+    """The commit of the script's folder, with a mark if something has changed since."""
+    here = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
+    git = lambda *words: subprocess.run(["git", *here, *words], check=True, capture_output=True, text=True).stdout
+    Path("ppo.py").write_text("1")
+    monkeypatch.setattr(script, "__file__", str(Path("ppo.py").absolute()))
+    git("init", "-q")
+    git("add", "ppo.py")
+    git("commit", "-qm", "first")
+    for mark in ("", "-dirty"):
+        command(script, f"{SMALL} --total-timesteps 20 --run-dir run{mark}")
+        commit = json.loads(Path(f"run{mark}/config.json").read_text())["commit"]
+        assert commit == git("rev-parse", "--short", "HEAD").strip() + mark
+        Path("ppo.py").write_text("2")
+
+
+def test_notebook(script):
+    """`tuned` applies what is known of an environment, and a misspelt name is a TypeError; `train` returns the summary;
+    the agent is loaded with its settings; a UserError ends what cannot go on.
+    """
+    args = script.tuned(env_id="Pendulum-v1", seed=2, progress=False)
+    assert (args.gamma, args.seed, args.total_timesteps) == (0.9, 2, 147_000)
+    with pytest.raises(TypeError, match="gama"):
+        script.tuned(gama=0.9)
+    small = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 40, "progress": False}
+    summary = script.train(script.tuned(**small))
+    agent = script.load(summary["run_dir"], "last")
+    assert agent.args.num_steps == 8 and summary["global_step"] >= 40
+    mean, std = script.evaluate(agent, agent.args, 20, agent.args.seed + 10_000)
+    assert mean == summary["eval_return_mean"] and std == summary["eval_return_std"]
+    with pytest.raises(script.UserError, match="nowhere/config.json is missing"):
+        script.load("nowhere")
+
+
+@catches("Run.add_row, the past is 0: [math.nan] * len(table -> [0.0] * len(table")
+def test_tables(script):
+    """Columns begin when they are first logged, NaN before; a row holds the means since the last; 200 rows in a run."""
+    run = object.__new__(script.Run)
+    run.metrics, run.episodes, run.figures, run.dir, run.begun = {"step": []}, [], {}, Path("run"), time.monotonic()
+    run.args, run.bar = script.Args(total_timesteps=400, progress=False), mock.Mock(n=0)
+    run.eval_every = run.checkpoint_every = 10**9
+    for step, figures in ((1, {"loss": 1.0}), (2, {"loss": 4.0, "late": torch.tensor(7.0)}), (3, {}), (4, {"late": 1})):
+        run.step = step
+        run.log(**figures)
+        run.write_what_is_due()
+    metrics = table("metrics.csv")
+    assert metrics["step"] == [2, 4]
+    close(metrics["loss"], [2.5, np.nan])
+    close(metrics["late"], [7, 1])
+    run.add_row("metrics.csv", run.metrics, {"later": 5})
+    close(table("metrics.csv")["later"], [np.nan, np.nan, 5])
+
+
+@catches(
+    "Run.new_envs, seconds by the clock on the wall: return self.envs, obs, rng -> self.begun = time.time(); "
+    "return self.envs, obs, rng",
+)
+def test_times(script, monkeypatch):
+    """Seconds are those of a clock that nobody sets, and go on after a resumption."""
+    command(script, RUN)
+    before = table("metrics.csv")["seconds"]
+    assert before == sorted(before) and 0 < before[-1] < 600
+    command(script, "--resume run --total-timesteps 300 --no-progress")
+    after = table("metrics.csv")
+    assert after["seconds"][: len(before)] == before and after["seconds"] == sorted(after["seconds"])
+    close(after["sps"][-1], after["step"][-1] / after["seconds"][-1], atol=9)
+
+
+@catches("Run.finish, no curve where a kill came before it: self.draw_curve() -> 0")
+def test_curve(script, curve):
+    """The mean is called what it is; each panel has a title; a range from -11,000 to -13 is drawn on a symlog axis.
+
+    It is drawn at both checkpoints, at the end, and where a run is resumed that was killed after its last checkpoint.
+    """
+    drawn = []
+    saved = lambda figure, *_, **__: drawn.append(figure)
+    with mock.patch.object(matplotlib.figure.Figure, "savefig", saved):
+        command(script, RUN)
+        command(script, "--resume run --no-progress")
+        run = SimpleNamespace(episodes=[(1, -11_000), (9, -13)], metrics={"step": [9], "return_mean": [-13]})
+        run.evaluations = {"step": [9], "seconds": [1], "return_mean": [-13], "return_std": [0], "episodes": [3]}
+        run.args, run.dir = script.Args(), Path("run")
+        script.Run.draw_curve(run)
+    assert len(drawn) == 2 + 1 + 1 + 1
+    returns, *panels = drawn[-2].axes
+    (label,) = [line.get_label() for line in returns.lines if line.get_label().startswith("mean")]
+    assert label == f"mean of the last {len(script.read_state('run/checkpoint.pt')['run'][2])} episodes"
+    assert returns.get_title() == "ppo.py: CartPole-v1, seed 1" and returns.get_yscale() == "linear"
+    assert [panel.get_title() for panel in panels] == list(script.CURVE.values())
+    assert drawn[-1].axes[0].get_yscale() == "symlog"
+
+
+# ----------------------------------------------------------------------------------------------- counting, evaluating
+
+
+def fresh(script, *makers, **given):
+    """A Run in environments that `makers` make, which writes nothing."""
+    args = script.Args(**{"progress": False, "num_envs": len(makers)} | given)
+    with mock.patch.multiple(script, make_envs=lambda *_: vector_env(makers, len(makers)), write_file=mock.Mock()):
+        run = script.Run(args, mock.Mock(), vector_env(makers, len(makers)))
+        return run, *run.new_envs()
+
+
+@catches(
+    "Run.count, only the last begins anew: self.totals[n] = 0 -> pass\n        if ended.any():\n            "
+    "self.totals[n] = 0",
+    "Run.count, reset rows count: - int(reset_rows[t].sum()) -> ",
+    "Run.count, totals of rewards as they come: self.totals += rewards[t] -> self.totals = rewards[t] * 1.0",
+)
+def test_count(script):
+    """Both environments end at once, after rewards 1, 2 and 5, 6; then both only reset; then 1 and 1, and one ends."""
+    no, yes = [False, False], [True, True]
+    rewards, ended = np.array([[1, 5], [2, 6], [0, 0], [1, 1]]), np.array([no, yes, no, [True, False]])
+    reset_rows, obs = np.array([no, no, yes, no]), np.zeros((5, 2, 1))
+    for at_once in (True, False):
+        run = fresh(script, lambda: Walk([(9, "t")]), lambda: Walk([(9, "t")]))[0]
+        if at_once:
+            run.count(obs, rewards, ended, reset_rows)
+        else:
+            for t in range(4):
+                run.count(obs[t], rewards[t], ended[t], reset_rows[t])
+        assert run.episodes == [(4, 3), (4, 11), (6, 1)] and run.step == 6 and run.totals.tolist() == [0, 1]
+
+
+@catches(
+    "Run.new_envs, seeded alike after each checkpoint: [self.args.seed, self.step] -> [self.args.seed, 0]",
+    "Run.new_envs, the seed is forgotten: [self.args.seed, self.step] -> [0, self.step]",
+    "Run.new_envs, the environments are not seeded: reset(seed=int(rng.integers(2**31))) -> reset(seed=1)",
+)
+def test_new_envs(script):
+    """Episodes and random numbers follow from seed and step, and differ where one of these does."""
+    seen = []
+    for seed, step in ((1, 0), (1, 0), (1, 500), (2, 0)):
+        run = fresh(script, lambda: gym.make("CartPole-v1"), seed=seed)[0]
+        run.step = step
+        with mock.patch.object(script, "make_envs", lambda *_: vector_env([lambda: gym.make("CartPole-v1")], 1)):
+            _, obs, rng = run.new_envs()
+        seen.append((obs.tolist(), rng.random()))
+    assert seen[0] == seen[1] and len({obs for obs in map(str, seen)}) == 3
+    assert len({str(obs) for obs, _ in seen}) == 3
+
+
+@catches(
+    "evaluate, counts after the end: returns[playing] += rewards[playing] -> returns += rewards",
+    "evaluate, infinity times 0: returns[playing] += rewards[playing] -> returns += rewards * playing",
+    "evaluate, ends with the first episode: not playing.any() -> not playing.all()",
+    "evaluate, a last reward lost: playing &= ~(terminated | truncated) -> playing &= ~terminated & False",
+)
+def test_evaluation(script):
+    """Episodes of 2 and 5 steps with returns 1 + 2 and 1 + … + 5: 9 ± 6. What the first pays later is infinite."""
+
+    class Later(Walk):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, (np.inf if self.episode else reward), *rest
+
+    makers = [lambda: Later([(2, "t")]), lambda: Walk([(5, "c")])]
+    agent = SimpleNamespace(act=lambda obs: np.zeros(2, int))
+    with mock.patch.object(script, "make_envs", lambda *_: vector_env(makers, 2)), np.errstate(invalid="ignore"):
+        assert script.evaluate(agent, script.Args(), 2) == (9, 6)
+
+
+@catches("ReturnLimit.step, one step late: >= self.limit -> > self.limit")
+def test_limits_truncate(script):
+    """CartPole pays 1 a step: limits of 5 steps or a return of 5 cut its episodes off after 5 steps, all of them."""
+    for limit in ({"max_episode_steps": 5}, {"max_episode_return": 5.0}):
+        envs = script.make_envs(script.Args(**limit), 2)
+        envs.reset(seed=0)
+        ends = []
+        for _ in range(18):
+            _, _, terminated, truncated, _ = envs.step(np.array([0, 1]))
+            assert not terminated.any()
+            ends.append(truncated.all())
+        assert [t + 1 for t, end in enumerate(ends) if end] == [5, 11, 17]  # between them a step that resets
+
+
+@pytest.mark.parametrize("explores, steps", [(False, 110), (True, 30)])
+def test_what_decides_to_stop(script, explores, steps, monkeypatch):
+    """Every training episode returns 5, and evaluations 4, 4, 5: a hundred episodes decide, or the third evaluation."""
+    monkeypatch.setattr(script, "EXPLORES", explores)
+    run = fresh(script, lambda: Walk([(9, "t")]), stop_at_return=5.0, total_timesteps=1000)[0]
+    while not run.is_finished():
+        run.step += 10
+        run.evaluations["return_mean"].append([4, 4, 5][min(2, run.step // 10 - 1)] if explores else 9)
+        run.episodes += [(run.step, 5.0)] * 10 if run.step > 10 else [(run.step, 0.0)]
+    assert run.step == steps
+
+
+# ------------------------------------------------------------------------------------------ bad numbers, bad disks
+
+
+@pytest.mark.parametrize("field", ["observation", "reward"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_not_finite_ends_the_run(script, field, value, capsys):
+    """A line names environment, step and field, in a run with a progress bar as well."""
+    kwargs = json.dumps({"field": field, "at": 7, "value": value}, separators=(",", ":"))
+    flags = f"{SMALL} --env-id run_worlds:Faulty-v0 --env-kwargs {kwargs} --progress"
+    assert command(script, flags) == 2
+    line = f"ppo.py: run_worlds:Faulty-v0, after step 0: {field} is NaN or infinite"
+    assert line in capsys.readouterr().err.splitlines()  # above the progress bar
+
+
+def test_loss_that_is_not_finite_ends_the_run(script, capsys):
+    """Weights that have become NaN are not saved."""
+    err = complaint(script, f"{RUN} --learning-rate 1e15 --max-grad-norm 1e15 --env-id Pendulum-v1", capsys)
+    assert "loss is NaN or infinite" in err
+    state = content(script).get("checkpoint.pt")
+    assert state is None or "nan" not in str(state["agent"])
+
+
+def test_what_an_environment_raises_keeps_its_traceback(script):
+    """It is the user's own code: a line would not help him."""
+    with pytest.raises(OSError, match="from within"):
+        command(script, f'{SMALL} --env-id run_worlds:Faulty-v0 --env-kwargs {{"field":"raises","at":3}}')
+
+
+def test_disk_full_at_any_moment(script, capsys, monkeypatch):
+    """One line, code 2, no rest of a file; and once there is space the run goes on to what it would have come to."""
+    replace, moments, fatal = os.replace, [0], [10**9]
+
+    def full(source, target):
+        moments[0] += 1
+        if moments[0] >= fatal[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(script.os, "replace", full)
+    assert command(script, RUN) == 0
+    unbroken, last = content(script), moments[0]
+    for moment in range(1, last + 1, 3):
+        shutil.rmtree("run")
+        moments[0], fatal[0] = 0, moment
+        assert "cannot write run/" in complaint(script, RUN, capsys) and not list(Path().rglob("*.tmp"))
+        moments[0] = -(10**9)
+        again = "--resume run --no-progress" if Path("run/config.json").exists() else RUN
+        assert command(script, again) == 0 and content(script) == unbroken
+
+
+@catches('write_file, in place: f"{path}.{os.getpid()}.tmp" -> path')
+def test_files_are_whole_or_not_there(script):
+    """A process that dies while it writes leaves the old file."""
+    script.write_file("run/file", lambda file: file.write(b"old"))
+
+    def write(file):
+        file.write(b"ne")
+        file.flush()
+        raise Killed
+
+    with pytest.raises(Killed):
+        script.write_file("run/file", write)
+    assert Path("run/file").read_bytes() == b"old"
+
+
+@pytest.mark.slow
+def test_two_processes_in_one_folder(script):
+    """The one that survives leaves whole files, and its run can be gone on with."""
+    flags = [sys.executable, script.__file__, *RUN.replace("150", "100000").replace("every 60", "every 600").split()]
+    both = [subprocess.Popen([*flags, "--seed", seed], stderr=subprocess.PIPE) for seed in "12"]
+    try:
+        while not Path("run/checkpoint.pt").exists() and any(process.poll() is None for process in both):
+            time.sleep(0.05)
+    finally:
+        both[0].kill()
+        time.sleep(1)
+        both[1].kill()
+        for process in both:
+            process.communicate()
+    assert content(script)["checkpoint.pt"] and len(set(map(len, table("metrics.csv").values()))) == 1
+    steps = script.read_state("run/checkpoint.pt")["run"][0]
+    assert command(script, f"--resume run --no-progress --total-timesteps {steps + 100}") == 0
+
+
+# --------------------------------------------------------------------------------------------- resuming, evaluating
+
+
+def test_resume(script, capsys):
+    """What would change how the run learns is refused; lengths and intervals may change; a finished run is prolonged,
+    one that has too many steps is evaluated, one without a checkpoint begins anew; a second run is not written over it.
+    """
+    command(script, RUN)
+    first, before = content(script), table("metrics.csv")
+    assert command(script, "--resume run --no-progress") == 0 and content(script) == first
+    assert "gamma changes how a run learns" in complaint(script, "--resume run --gamma 0.5", capsys)
+    assert "seed changes" in complaint(script, "--resume run --seed 2", capsys)
+    assert "holds a run already" in complaint(script, RUN, capsys)
+    assert command(script, "--resume run --no-progress --total-timesteps 300 --eval-every 100") == 0
+    after = table("metrics.csv")
+    assert after["step"][: len(before["step"])] == before["step"] and after["step"][-1] >= 300
+    assert command(script, "--resume run --no-progress --total-timesteps 10") == 0
+    Path("run/checkpoint.pt").unlink()
+    shutil.copy("run/config.json", "config.json")
+    shutil.rmtree("run")
+    Path("run").mkdir()
+    shutil.copy("config.json", "run")
+    assert command(script, "--resume run --no-progress --total-timesteps 150 --eval-every 50") == 0
+    assert content(script) == first
+
+
+def test_config(script):
+    """The settings of another run, in another process, give its numbers; flags win over them."""
+    command(script, RUN)
+    assert command(script, "--config run/config.json --run-dir again --no-progress") == 0
+    one, two = content(script), content(script, "again")
+    one["summary.json"].pop("run_dir"), two["summary.json"].pop("run_dir")
+    assert one == two
+    assert command(script, "--config run/config.json --run-dir other --seed 5 --no-progress") == 0
+    assert content(script, "other")["metrics.csv"] != one["metrics.csv"]
+
+
+def test_evaluate(script, capsys):
+    """Best, last or a step plays the weights that were saved; a film is made if asked, and its place is told."""
+    command(script, RUN)
+    before, last = content(script), table("evaluations.csv")["step"][-1]
+    for model, file in (("best", "models/best"), ("last", "checkpoint"), (f"{last:.0f}", f"models/{last:.0f}")):
+        agent = script.load("run", model)
+        state = script.read_state(f"run/{file}.pt")["agent"]
+        assert all(value.equal(state[name]) for name, value in agent.state_dict().items())
+        assert command(script, f"--evaluate run --model {model}") == 0
+        assert f"{model} weights: " in capsys.readouterr().out
+    assert content(script) == before
+    assert command(script, "--evaluate run --capture-video --eval-episodes 1") == 0
+    folder = capsys.readouterr().out.split("film: ")[1].strip()
+    assert list(Path(folder).glob("*.mp4"))
+    modes, make = [], gym.make_vec
+    with mock.patch.object(gym, "make_vec", lambda *a, **k: modes.append(k.pop("render_mode", 0)) or make(*a, **k)):
+        command(script, "--evaluate run --render --eval-episodes 1")
+    assert modes == [0, 0, "human"]
+
+
+@pytest.mark.slow
+def test_films_of_a_run(script):
+    """A film at each evaluation; what cannot be filmed is refused at once."""
+    command(script, RUN + "--capture-video --total-timesteps 100")
+    steps = [f"{step:.0f}" for step in table("evaluations.csv")["step"]]
+    assert all(list(Path("run/videos", step).glob("*.mp4")) for step in steps)
+    assert command(script, f"{SMALL} --env-id run_worlds:Faulty-v0 --capture-video") == 2
+
+
+# ------------------------------------------------------------------------------------- what users and strangers type
+
+REFUSED = {
+    "--env-id Cartpol-v1": "Cartpol",
+    "--env-id nosuch:Thing-v0": "nosuch",
+    '--env-kwargs {"lenght":1}': "lenght",
+    "--env-kwargs [": "env_kwargs",
+    "--wrappers gymnasium.wrappers.Nope": "Nope",
+    "--num-envs 0": "num_envs must lie between 1",
+    "--max-episode-steps 0": "max_episode_steps",
+    "--resume nowhere": "nowhere/config.json is missing",
+    "--evaluate nowhere": "nowhere/config.json is missing",
+    "--config nowhere.json": "nowhere.json is missing",
+    "--run-dir taken": "taken",
+    "--env-id Blackjack-v1 --max-episode-return -inf": "max_episode_return",
+}
+
+
+@pytest.mark.parametrize("flags", REFUSED)
+def test_refused(script, flags, capsys):
+    """One plain line that names what is wrong, code 2, and nothing left behind."""
+    Path("taken").write_text("a file, not a folder")
+    assert REFUSED[flags] in complaint(script, f"--no-progress {flags}", capsys)
+    assert [path.name for path in Path().iterdir()] == ["taken"]
+
+
+def damage(script, what):
+    """Damage the checkpoint, the best model or the config of the folder `run`."""
+    name, how = what.split(", ")
+    path = Path({"checkpoint": "run/checkpoint.pt", "model": "run/models/best.pt", "config": "run/config.json"}[name])
+    if how == "missing":
+        path.unlink()
+    elif how == "cut off":
+        path.write_bytes(path.read_bytes()[:-99])
+    elif how == "of another network":
+        state = script.read_state(path)
+        state["agent"]["actor.0.weight"] = torch.zeros(3, 3)
+        torch.save(state, path)
+    elif how == "a bomb":
+        path.write_bytes(pickle.dumps(Bomb()))
+    elif how == "of another script":
+        path.write_text('{"args": {"buffer_size": 5}}')
+    elif how == "of wrong types":
+        path.write_text('{"args": {"num_envs": "many"}}')
+    else:
+        path.write_text("[" * 99_999)
+
+
+class Bomb:
+    """Who unpickles it without care creates a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
+
+
+DAMAGES = [f"checkpoint, {how}" for how in ("cut off", "of another network", "a bomb")]
+DAMAGES += [f"model, {how}" for how in ("missing", "cut off", "of another network", "a bomb")]
+DAMAGES += [f"config, {how}" for how in ("missing", "cut off", "of another script", "of wrong types", "nested")]
+
+
+def test_damaged_files(script, capsys):
+    """Each gets a line that names it, and nothing in it is executed."""
+    command(script, RUN)
+    shutil.move("run", "sound")
+    for what in DAMAGES:
+        shutil.copytree("sound", "run")
+        damage(script, what)
+        flags = "--resume run --total-timesteps 200" if what.startswith("checkpoint") else "--evaluate run"
+        err = complaint(script, f"{flags} --no-progress", capsys)
+        assert what.split(",")[0].replace("model", "best.pt") in err and "damaged" in err, what
+        shutil.rmtree("run")
+    assert not Path("exploded").exists()
+    Path("bomb").write_bytes(pickle.dumps(Bomb()))
+    pickle.loads(Path("bomb").read_bytes())
+    assert Path("exploded").exists()  # so this test could fail
+
+
+STRANGE = {
+    "env_id": "run_worlds:Plain-v0",
+    "env_kwargs": '{"leave": "executed"}',
+    "wrappers": ["run_worlds.Own"],
+}
+
+
+def test_config_of_a_stranger_executes_nothing(script, capsys, monkeypatch):
+    """Environments, arguments and wrappers from a file must be given again; the message has the very flags, which
+    then work. What cannot be printed is not.
+    """
+    monkeypatch.setenv("LEAVE", "executed")
+    flags = f"{RUN} --env-id {STRANGE['env_id']} --wrappers {STRANGE['wrappers'][0]}"
+    assert command(script, flags) == 0
+    config = json.loads(Path("run/config.json").read_text())
+    Path("executed").unlink()
+    sys.modules.pop("run_worlds")
+    for name in STRANGE:
+        asked = config["args"] | {"env_id": "CartPole-v1", "env_kwargs": "{}", "wrappers": []} | {name: STRANGE[name]}
+        Path("run/config.json").write_text(json.dumps(config | {"args": asked}))
+        for what in ("--evaluate run", "--resume run", "--config run/config.json"):
+            err = complaint(script, f"{what} --no-progress", capsys)
+            assert "if you trust it, add --env-id" in err and "run_worlds" not in sys.modules
+            assert not Path("executed").exists()
+    Path("run/config.json").write_text(json.dumps(config))
+    given_again = complaint(script, "--evaluate run", capsys).split("add ")[1]
+    with mock.patch.object(sys, "argv", ["ppo.py", "--evaluate", "run", *__import__("shlex").split(given_again)]):
+        script.main()
+    assert Path("executed").exists()
+    asked = config["args"] | {"env_id": "a:\x1b[2Jb\u202e"}
+    Path("run/config.json").write_text(json.dumps(config | {"args": asked}))
+    complaint(script, "--evaluate run", capsys)

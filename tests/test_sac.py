@@ -1,0 +1,376 @@
+"""What sac.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
+
+Each test must also fail for each of the mistakes that stand above it in `catches`. What sac.py shares with ppo.py (the
+run section above all), dqn.py (the replay buffer) and ddpg_td3.py has its tests in the files of these.
+"""
+
+import copy
+import math
+from collections import defaultdict
+from functools import cache
+from unittest import mock
+
+import numpy as np
+import pytest
+import tools
+import torch
+from gymnasium import spaces
+from run_folder import command, content, kill_and_resume
+from tools import BOX, NUMBERS, ONE, Aim, catches, close, descend, flat, learn, net, new_agent, rehearse, row_of_one
+from torch import nn
+
+# ------------------------------------------------------------------------------------------------- a lesson, by hand
+
+
+@catches(
+    "squashed_gaussian, no tanh correction: (log_density - log_slope) -> log_density",
+    "squashed_gaussian, correction without the scale: half_range.log() + 2 -> 2",
+    "squashed_gaussian, correction added: log_density - log_slope -> log_density + log_slope",
+    "squashed_gaussian, correction that rounds: 2 * (math.log(2) - u - nn.functional.softplus(-2 * u)) -> "
+    "(1 - u.tanh() ** 2 + 1e-6).log()",
+    "squashed_gaussian, deviation for its logarithm: - log_std - -> - log_std.exp() -",
+    "squashed_gaussian, variance for deviation: mean + log_std.exp() * noise -> mean + (2 * log_std).exp() * noise",
+    "squashed_gaussian, mean over dimensions: .sum(1) -> .mean(1)",
+)
+def test_squashed_gaussian(script):
+    """log N(u) - log slope, where log N = -noise^2 / 2 - log sigma - 0.918939, and the slope is half_range (1 - a^2).
+
+        mean   sigma   noise   u     a = tanh u   log N                           log (1 - a^2)
+        0      1       0       0     0            -0.918939                       0
+        0.5    2       0.25    1     0.761594     -0.031250 - 0.693147 - 0.918939   log 0.419974 = -0.867562
+        20     1       0       20    1            -0.918939                       2 (log 2 - 20) = -38.613706
+
+    Of 1 - a^2, single precision leaves nothing in the third row. The half range is 1 in the first dimension; in the
+    second, where u = 0 in every row, it is 2: -0.918939 - log 2 = -1.612086.
+    """
+    column = lambda *numbers: torch.stack([torch.tensor(numbers), torch.zeros(3)], dim=1)
+    mean, log_std, noise = column(0.0, 0.5, 20), column(0.0, math.log(2), 0), column(0.0, 0.25, 0)
+    actions, log_probs = script.squashed_gaussian(mean, log_std, noise, torch.tensor([1.0, 2.0]))
+    close(actions, column(0, 0.761594, 1))
+    close(log_probs, [-0.918939 - 1.612086, -1.643336 + 0.867562 - 1.612086, -0.918939 + 38.613706 - 1.612086])
+
+
+@pytest.mark.parametrize("half_range", [1.0, 3.0])
+def test_densities_integrate_to_one(script, half_range):
+    """The sum of density x width over all that the environment may be given, half_range tanh(u), is 1."""
+    noise = torch.linspace(-9, 9, 4001, dtype=torch.float64)[:, None]
+    mean, log_std, half_range = (torch.tensor([[number]], dtype=torch.float64) for number in (0.7, -0.2, half_range))
+    actions, log_probs = script.squashed_gaussian(mean, log_std, noise, half_range)
+    played = (half_range * actions)[:, 0]
+    close(torch.trapezoid(log_probs.exp(), played), 1.0)
+
+
+@catches(
+    "soft_td_targets, no entropy: next_values.amin(0) - alpha * next_log_probs -> next_values.amin(0)",
+    "soft_td_targets, entropy costs: - alpha * -> + alpha *",
+    "soft_td_targets, mean of the critics: amin(0) -> mean(0)",
+    "soft_td_targets, maximum of the critics: amin(0) -> amax(0)",
+    "soft_td_targets, bootstraps after termination: * ~terminated -> * 1",
+    "soft_td_targets, entropy after termination: gamma * next_values * ~terminated -> "
+    "gamma * (next_values * ~terminated - alpha * next_log_probs * terminated)",
+    "soft_td_targets, entropy of the first action as well: return rewards -> return rewards - alpha * next_log_probs",
+    "soft_td_targets, not discounted: gamma * -> 1 *",
+)
+def test_soft_targets(script):
+    """gamma = 0.5, alpha = 0.2. Q' = 2 and 3, log pi = -1: y = 1 + 0.5 (2 + 0.2) = 2.1, and 1 where a step terminates.
+
+    In the third row the other critic has the lower value, and a' is likely: -1 + 0.5 (4 - 0.2 * 0.5) = 0.95.
+    """
+    rewards, log_probs = torch.tensor([1.0, 1.0, -1.0]), torch.tensor([-1.0, -1.0, 0.5])
+    values = torch.tensor([[2.0, 2.0, 7.0], [3.0, 3.0, 4.0]])
+    targets = script.soft_td_targets(rewards, values, log_probs, torch.tensor([False, True, False]), 0.2, 0.5)
+    close(targets, [2.1, 1, 0.95])
+
+
+@catches(
+    "sac_actor_loss, mean of the critics: amin(0) -> mean(0)",
+    "sac_actor_loss, first critic only: values.amin(0) -> values[0]",
+    "sac_actor_loss, downhill: - values.amin(0) -> + values.amin(0)",
+    "sac_actor_loss, entropy costs: (alpha * log_probs - -> (-alpha * log_probs -",
+    "sac_actor_loss, no entropy: alpha * log_probs - -> -",
+    "alpha_loss, wrong sign: return -(log_alpha -> return (log_alpha",
+    "alpha_loss, target entropy's sign: + target_entropy -> - target_entropy",
+    "alpha_loss, moves the actor: log_probs.detach() -> log_probs",
+    "alpha_loss, alpha for its logarithm: log_alpha.exp() -> log_alpha",
+)
+def test_losses(script):
+    """Two rows, alpha = 0.2, log pi = -1 and 0.5. Q = (1, 5) and (3, 4), of which 1 and 4 count:
+    ((0.2 * -1 - 1) + (0.2 * 0.5 - 4)) / 2 = (-1.2 - 3.9) / 2 = -2.55.
+
+    The entropy is (1 - 0.5) / 2 = 0.25. With a target of -1, the loss is 0.2 (0.25 + 1) = 0.25, and so is its slope in
+    log alpha: downhill, alpha falls. With a target of 1, it is 0.2 (0.25 - 1) = -0.15: alpha rises.
+    """
+    log_probs = torch.tensor([-1.0, 0.5], requires_grad=True)
+    close(script.sac_actor_loss(torch.tensor([[1.0, 5.0], [3.0, 4.0]]), log_probs, 0.2), -2.55)
+    for target_entropy, slope in ((-1, 0.25), (1, -0.15)):
+        log_alpha = torch.tensor(0.2).log().requires_grad_()
+        loss = script.alpha_loss(log_alpha, log_probs, target_entropy)
+        loss.backward()
+        close([loss.item(), log_alpha.grad.item()], [slope, slope])
+    assert log_probs.grad is None
+
+
+class HalfNoise:
+    """A generator that draws 0.5 wherever Gaussian noise is due."""
+
+    standard_normal = staticmethod(lambda shape, dtype=float: np.full(shape, 0.5, dtype))
+    uniform = staticmethod(lambda low, high, shape: np.zeros(shape))
+    integers = staticmethod(lambda *_: 0)
+
+
+@catches(
+    "soft_bellman_targets, values of the critics themselves: in agent.target_critics -> in agent.critics",
+    "soft_bellman_targets, values of this state: critic(batch.next_obs, -> critic(batch.obs,",
+    "soft_bellman_targets, entropy of another action: return soft -> "
+    "next_log_probs = agent.draw(batch.obs, rng)[1]\n        return soft",
+    "soft_bellman_targets, of what was done: critic(batch.next_obs, next_actions) -> "
+    "critic(batch.next_obs, batch.actions)",
+    "soft_bellman_targets, with gradients: with torch.no_grad(): -> if True:",
+    "SoftActorCritic.draw, noise forgotten: mean, log_std, noise, -> mean, log_std, 0 * noise,",
+    "SoftActorCritic.__init__, target entropy's sign: -float(self.action_dimensions) -> float(self.action_dimensions)",
+    "SoftActorCritic.__init__, alpha is its logarithm: args.alpha).log() -> args.alpha)",
+    "train, the actor's loss goes into the critics' step: backward(inputs=list(agent.actor.parameters())) -> "
+    "backward(); critic_optimizer.step()",
+    "train, the actor's loss leaves gradients behind: backward(inputs=list(agent.actor.parameters())) -> backward()",
+    "train, actor learns from what was done: critic(batch.obs, actions) for -> critic(batch.obs, batch.actions) for",
+    "train, first critic only: for critic in agent.critics])\n                    loss -> "
+    "for critic in agent.critics[:1]])\n                    loss",
+    "train, learning rates exchanged: lr=args.actor_learning_rate -> lr=args.critic_learning_rate",
+    "train, targets stay: polyak(agent.target_critics, agent.critics, args.tau) -> 0",
+    "train, alpha never learnt: if args.alpha is None -> if False",
+    "train, alpha always learnt: if args.alpha is None -> if True",
+)
+def test_an_update(script):
+    """s = 1, a = 0.5, r = 1, s' = 2, gamma = 0.5, alpha = 1; all noise is 0.5. pi has mean s / 4 and deviation 1.
+
+    In s', u = 0.5 + 0.5 = 1: a' = tanh 1, log pi = -0.125 - 0.918939 + 0.867562 = -0.176377.
+    Q'_1 = 2 s + a = 4 + tanh 1 = 4.761594, Q'_2 = s + 9 a is more: y = 1 + 0.5 (4.761594 + 0.176377) = 3.468986.
+    Q_1 = s + 2 a = 2, Q_2 = -3 a = -1.5, both below y: Adam's first step is +0.01 on all weights and biases.
+    Then, in s, u = 0.75: a = tanh 0.75 = 0.635149, log pi = -0.125 - 0.918939 + 0.516532 = -0.527407, and the lower
+    value is now Q_2 = 0.01 - 2.99 a + 0.01 = -1.879095: the loss is -0.527407 + 1.879095 = 1.351688.
+    Its slope in the mean is 2 a + 2.99 (1 - a^2) > 0, in the logarithm of the deviation half of that less 1, > 0: all
+    of the actor's weights fall by 0.1. The entropy 0.53 is above its target -1: log alpha falls from 0 to -0.01.
+    With alpha fixed at 0.2: y = 1 + 0.5 (4.761594 + 0.2 * 0.176377) = 3.398435, and -0.105481 + 1.879095 is the loss.
+    """
+    numbers_of = lambda network: flat(network).tolist()
+    settings = {"policy_frequency": 1, "gamma": 0.5, "tau": 0.25}
+    settings |= {"actor_learning_rate": 0.1, "critic_learning_rate": 0.01}
+    for alpha, y, actor_loss, log_alpha in (
+        (None, 3.468986, 1.351688, -0.01),
+        (0.2, 3.398435, 1.773614, math.log(0.2)),
+    ):
+        agent = new_agent(script, ONE, ONE, hidden_sizes=(), alpha=alpha)
+        numbers = {agent.actor: [[0.25], [0]], agent.critics[0]: [[1.0, 2]], agent.critics[1]: [[0.0, -3]]}
+        numbers |= {agent.target_critics[0]: [[2.0, 1]], agent.target_critics[1]: [[1.0, 9]]}
+        for network, weights in numbers.items():
+            network.mlp[0].weight.data[:] = torch.tensor(weights)
+            network.mlp[0].bias.data.zero_()
+        with mock.patch.object(np.random, "default_rng", lambda seed: HalfNoise):
+            logged = learn(script, agent, [row_of_one(script)], alpha=alpha, **settings).logged
+        close(logged["critic_loss"], [(y - 2) ** 2 + (y + 1.5) ** 2], atol=1e-4)
+        close(logged["actor_loss"], [actor_loss])
+        close(logged["entropy"], [0.527407])
+        close(numbers_of(agent.critics[0]), [1.01, 2.01, 0.01])
+        close(numbers_of(agent.critics[1]), [0.01, -2.99, 0.01])
+        close(numbers_of(agent.actor), [0.15, -0.1, -0.1, -0.1])
+        close(agent.log_alpha, log_alpha)
+        close(numbers_of(agent.target_critics[0]), [0.75 * 2 + 0.25 * 1.01, 0.75 * 1 + 0.25 * 2.01, 0.0025])
+        close(agent.critics[1].mlp[0].weight.grad, [[2 * (-1.5 - y), -1.5 - y]], atol=1e-4)  # not of the actor's loss
+        assert agent.target_critics[0].mlp[0].weight.grad is None
+
+
+@catches(
+    "SoftActorCritic.to_env, not stretched: low + share * (high - low) -> actions.reshape(-1, *space.shape)",
+    "SoftActorCritic.__init__, the whole range: .float() / 2) -> .float())",
+    "SoftActorCritic.act, at random: noise=0 -> noise=1",
+    "SquashedActor.forward, deviations without bounds: log_std.clamp(-20, 2) -> log_std",
+)
+def test_actions(script):
+    """-1 -> low, 0 -> the middle, 1 -> high; the half range is the slope.
+
+    Evaluations play tanh of the mean: with weights 0 and biases 1 and 50, tanh 1, however large the deviation.
+    """
+    low, high = np.array([[-1, 0], [10, -0.1]]), np.array([[1, 5], [30, 0.3]])
+    agent = new_agent(script, action_space=spaces.Box(low, high, dtype=np.float64))
+    close(agent.to_env(np.array([[-1] * 4, [0] * 4, [1] * 4], np.float32)), [low, (low + high) / 2, high])
+    close(agent.half_range, [1, 2.5, 10, 0.2])
+    agent = new_agent(script, ONE, ONE, hidden_sizes=())
+    agent.actor.mlp[0].weight.data.zero_()
+    agent.actor.mlp[0].bias.data[:] = torch.tensor([1.0, 50.0])
+    close(agent.act(np.zeros((1, 1))), [[math.tanh(1)]])
+    close(agent.explore(np.zeros((1, 1)), noise=np.full((1, 1), -0.2)), [[math.tanh(1 - 0.2 * math.exp(2))]])
+
+
+# -------------------------------------------------------------------------- against a slow and obvious version of it
+
+COMMON = {"num_envs": 2, "total_timesteps": 50, "learning_starts": 12, "batch_size": 4, "buffer_size": 20, "gamma": 0.9}
+COMMON |= {"actor_learning_rate": 0.02, "critic_learning_rate": 0.01, "hidden_sizes": (8,), "tau": 0.1, "seed": 4}
+COMMON |= {"checkpoint_every": 20}
+TRAININGS = [
+    {"normalize_obs": True, "anneal_lr": True, "gradient_steps": 2, "train_frequency": 3, "noise": "ou",
+     "exploration_noise": 0.53},
+    {"alpha": 0.3, "policy_frequency": 1, "hidden_sizes": ()},
+    {"policy_frequency": 3, "learning_starts": 0, "train_frequency": 2, "num_envs": 3},
+]  # fmt: skip
+
+
+@cache
+def slow_training(number):
+    """What `train` does in two environments or three, with a plain list of all that was played.
+
+    Returns ({figure: its values}, [actor, critics, targets], returns of all episodes).
+    """
+    import sac  # as it is: `script` may have a mistake
+
+    args = sac.Args(**COMMON | TRAININGS[number])
+    torch.manual_seed(args.seed)
+    actor = net(2, args.hidden_sizes, 4)
+    critics = nn.ModuleList([net(4, args.hidden_sizes, 1) for _ in range(2)])
+    targets = copy.deepcopy(critics)
+    log_alpha = torch.tensor(math.log(args.alpha or 1), requires_grad=True)
+    actor_adam = torch.optim.Adam(actor.parameters(), args.actor_learning_rate)
+    critic_adam = torch.optim.Adam(critics.parameters(), args.critic_learning_rate)
+    alpha_adam = torch.optim.Adam([log_alpha], args.critic_learning_rate)
+    figures = defaultdict(list)
+
+    def q(networks, obs, actions):
+        return [network(torch.cat([obs, actions], 1))[:, 0] for network in networks]
+
+    def draw(obs, noise):
+        """Actions and the log-density of what they become within the bounds, in double precision."""
+        output = actor(obs)
+        mean, std = output[:, :2], output[:, 2:].clamp(-20, 2).exp()
+        u = mean + std * torch.tensor(noise, dtype=torch.float32)
+        log_prob = torch.tensor(np.log(np.exp(-(noise**2) / 2) / np.sqrt(2 * np.pi))) - std.double().log()
+        log_cosh = torch.logaddexp(u.double(), -u.double()) - math.log(2)  # 1 - tanh^2 = 1 / cosh^2
+        log_slope = torch.tensor((BOX.high - BOX.low) / 2).log() - 2 * log_cosh
+        return u.tanh(), (log_prob - log_slope).sum(1).float()
+
+    def update(number, rng, batch):
+        o, a, r, next_o, over = batch
+        with torch.no_grad():
+            next_a, log_prob = draw(next_o, rng.standard_normal((4, 2), np.float32))
+            future = torch.min(*q(targets, next_o, next_a)) - log_alpha.exp() * log_prob
+            y = torch.tensor([r[b] + (0 if over[b] else 0.9 * future[b]) for b in range(4)], dtype=torch.float32)
+        values = q(critics, o, a)
+        loss = sum(nn.functional.mse_loss(value, y) for value in values)
+        descend(critic_adam, loss)
+        figures["critic_loss"].append(loss.item())
+        figures["value_mean"].append(torch.cat(values).mean().item())
+        figures["alpha"].append(log_alpha.exp().item())
+        for slow, fast in zip(targets.parameters(), critics.parameters()):
+            slow.data = 0.1 * fast.data + 0.9 * slow.data
+        for _ in range(args.policy_frequency if number % args.policy_frequency == 0 else 0):
+            new_a, log_prob = draw(o, rng.standard_normal((4, 2), np.float32))
+            loss = (log_alpha.exp().detach() * log_prob - torch.min(*q(critics, o, new_a))).mean()
+            descend(actor_adam, loss)
+            figures["actor_loss"].append(loss.item())
+            figures["entropy"].append(-log_prob.mean().item())
+            if args.alpha is None:
+                log_alpha.grad = -log_alpha.exp().detach() * (log_prob.detach() - 2).mean()
+                alpha_adam.step()
+
+    adams = {actor_adam: args.actor_learning_rate, critic_adam: args.critic_learning_rate}
+    returns = tools.play_slowly(args, adams, lambda obs, noise: draw(obs, noise)[0].detach().numpy(), update)
+    return figures, [flat(network) for network in (actor, critics, targets)], returns
+
+
+@catches(
+    "SoftActorCritic.observe, not normalised: obs if self.obs_stats is None -> obs if True",
+    "SoftActorCritic.normalized, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
+    "next_obs=batch.next_obs",
+    "SoftActorCritic.explore, always the mean: log_std.exp() * noise -> 0 * noise",
+    "SoftActorCritic.draw, without the scale: noise, self.half_range -> noise, 1 + 0 * self.half_range",
+    "SoftActorCritic.draw, one noise for all rows: rng.standard_normal(mean.shape, -> rng.standard_normal((1, 2),",
+    "SoftActorCritic.__init__, the critics' targets are the critics: copy.deepcopy(self.critics) -> self.critics",
+    "train, critics' gradients add up: critic_optimizer.zero_grad() -> 0",
+    "train, actor's gradients add up: actor_optimizer.zero_grad() -> 0",
+    "train, alpha's gradients add up: alpha_optimizer.zero_grad() -> 0",
+    'train, actor\'s rate not annealed: actor_optimizer.param_groups[0]["lr"] = -> unused =',
+    "train, no delay: update % args.policy_frequency == 0 -> True",
+    "train, delayed and not made up for: in range(args.policy_frequency) -> in range(1)",
+    "train, targets wait: polyak(agent.target_critics, agent.critics, args.tau) -> "
+    "update % args.policy_frequency or polyak(agent.target_critics, agent.critics, args.tau)",
+    "train, noise begins anew in each step: next_noise(noise, -> next_noise(0 * noise,",
+    "train, next observations twice: buffer.add(last_obs, -> buffer.add(obs,",
+    "train, overwritten by the next step: obs.copy() -> obs",
+    "train, truncation counts as an end: actions, rewards, terminated, -> actions, rewards, terminated | truncated,",
+    "train, a random action too many: run.step >= args.learning_starts -> run.step > args.learning_starts",
+    "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
+    "train, statistics of what comes next: update(last_obs[ -> update(obs[",
+    "train, reset rows counted in the statistics: last_obs[~ended] -> last_obs",
+)
+def test_training(script):
+    """Every weight, figure and return is that of the slow version above, whatever the options."""
+    for number, options in enumerate(TRAININGS):
+        figures, networks, returns = slow_training(number)
+        run = tools.rehearse_drift(script, **COMMON | options)
+        close([total for _, total in run.episodes], returns)
+        assert set(run.logged) == set(figures) and len(figures["critic_loss"]) > 10
+        for name in figures:
+            close(run.logged[name], figures[name], atol=1e-3)
+        for ours, slow in zip((run.agent.actor, run.agent.critics, run.agent.target_critics), networks):
+            close(flat(ours), slow, atol=1e-3)
+
+
+def test_images_have_a_cnn_for_each_network(script):
+    """None of them is another's."""
+    tools.check_cnns(script, (36, 40, 3))
+
+
+# -------------------------------------------------------------------------------- worlds whose right answer is known
+
+
+@pytest.mark.parametrize(("end", "value"), [("t", 1.0), pytest.param("c", 2.0, marks=pytest.mark.slow)])
+def test_small_worlds_are_learnt(script, end, value):
+    """The right action is half of what is shown, and then Q = 1; cut off, the future counts: 1 / (1 - 0.5) = 2.
+
+    With a small fixed alpha, entropy changes little of that. An evaluation ends the run.
+    """
+    settings = {"hidden_sizes": (32, 32), "batch_size": 32, "learning_starts": 100, "buffer_size": 3_000, "gamma": 0.5}
+    settings |= {"tau": 0.02, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "alpha": 0.01}
+    settings |= {"eval_every": 100, "eval_episodes": 20, "stop_at_return": 0.99, "total_timesteps": 3000}
+    run = rehearse(script, lambda: Aim(end), **settings)
+    assert run.evaluations["return_mean"][-1] >= 0.99 and run.step == run.evaluations["step"][-1] < 1500
+    actions = run.agent.act(np.array([[-1.0], [1.0]]))
+    close(actions, [[-0.5], [0.5]], 0.2)
+    close(run.agent.critics[0](torch.tensor([[-1.0], [1.0]]), torch.tensor(actions)), [value] * 2, 0.4)
+
+
+@pytest.mark.slow
+def test_entropy_reaches_its_target(script):
+    """alpha is learnt until the entropy is -1; uniform actions would have log 2 = 0.69."""
+    settings = {"hidden_sizes": (8,), "batch_size": 32, "learning_starts": 50, "policy_frequency": 1, "gamma": 0.0}
+    settings |= {"actor_learning_rate": 2e-2, "critic_learning_rate": 2e-2, "total_timesteps": 1200}
+    run = rehearse(script, lambda: Aim(), **settings)
+    close(np.mean(run.logged["entropy"][-300:]), -1.0, atol=0.3)
+
+
+# ------------------------------------------------------------------------------------------------------- whole runs
+
+RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 "
+RUN += "--max-episode-steps 25 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--normalize-obs"
+
+
+def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
+    """A resumed run ends as an unbroken one, bit for bit; --evaluate changes nothing."""
+    kill_and_resume(script, RUN, 37, monkeypatch, tmp_path)
+    before = content(script)
+    assert command(script, "--evaluate run --eval-episodes 2") == 0 and content(script) == before
+    assert "best weights: " in capsys.readouterr().out
+
+
+def test_refused(script, tmp_path, monkeypatch, capsys):
+    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    refused = {"env-id CartPole-v1": "bounded Box actions", "buffer-size 10": "batch_size", "alpha -1": "alpha"}
+    for flags, words in (refused | {"policy-frequency 0": "policy_frequency"}).items():
+        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2 and not list(
+            tmp_path.iterdir()
+        )
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
+    envs = mock.Mock(single_observation_space=NUMBERS, single_action_space=spaces.Box(-1, np.inf, (2,)))
+    with pytest.raises(script.UserError):
+        script.make_agent(script.Args(), envs)
