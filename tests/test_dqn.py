@@ -218,8 +218,8 @@ def test_network_and_actions(script):
         q = layers[-1](x).detach()
         close(agent(torch.tensor(obs).view(-1, 2, 2)), q, atol=1e-4)
         best = agent.greedy(obs)
-        assert best.tolist() == q.argmax(1).tolist() and set(best) == {0, 1, 2}
-        assert agent.act(obs).tolist() == (best - 1).tolist() and agent.act(obs).dtype == np.int64
+        assert (best == q.argmax(1).numpy()).all() and set(best) == {0, 1, 2}
+        assert (agent.act(obs) == best - 1).all() and agent.act(obs).dtype == np.int64
     for epsilon in (0.0, 0.3, 1.0):
         rank = (agent.explore(obs, epsilon, rng) - best) % 3  # 0 for the best action
         close(np.bincount(rank, minlength=3) / 10_000, [1 - epsilon * 2 / 3, epsilon / 3, epsilon / 3], atol=0.015)
