@@ -4,7 +4,7 @@ import importlib
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: threads would only fight over the tests' small matrices
-for name in ("CI", "BUILD_NUMBER"):  # with them pytest shows the whole difference of two lists: minutes, if they are long
+for name in ("CI", "BUILD_NUMBER"):  # where they are set, pytest takes minutes to show how two long lists differ
     os.environ.pop(name, None)
 
 import pytest  # noqa: E402
