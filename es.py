@@ -569,6 +569,7 @@ def exchange(value):
     try:
         distributed.all_gather_object(values, value)
     except RuntimeError:
+        distributed.destroy_process_group()  # else its threads may abort while this process ends
         sys.exit()
     return values
 
