@@ -34,6 +34,7 @@ PPOD = {"PPO+D": "ppod.py", "PPO": "ppod.py --rho 0 --phi 0 --total-timesteps 99
 PPOD["no value demos"] = "ppod.py --rho 0.85 --phi 0"
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
+QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
 STUDIES = {  # name: (environments, {variant: its command})
     "rainbow": (["CartPole-v1", "Acrobot-v1", "LunarLander-v3"], RAINBOW),
     "mappo": (["mpe2.simple_spread_v3"], MAPPO),
@@ -41,10 +42,7 @@ STUDIES = {  # name: (environments, {variant: its command})
     "ppod": (["MiniGrid-DoorKey-16x16-v0"], PPOD),
     "ppo_masked": (["Taxi-v4"], {"masked": "ppo_masked.py"} | MASKED),
     "ddpg_td3": (["Pendulum-v1"], {kind: f"ddpg_td3.py --algorithm {kind}" for kind in ("td3", "ddpg")}),
-    "qlearning": (
-        ["CliffWalking-v1", "Taxi-v4", "FrozenLake-v1"],
-        {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS},
-    ),
+    "qlearning": (["CliffWalking-v1", "Taxi-v4", "FrozenLake-v1"], QLEARNING),
 }
 
 

@@ -5,6 +5,7 @@ with an item for each of its "seeds". Each seed is written as soon as it is meas
 on where it was; an entry of another text of the script is replaced.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -23,9 +24,12 @@ writing = threading.Lock()
 
 
 def text_of(script):
-    """A hash of what a script computes: its text above the run section."""
-    story = Path(ROOT, script).read_text(encoding="utf-8").split("# ===== run")[0]
-    return hashlib.sha256(story.encode()).hexdigest()[:12]
+    """A hash of what a script computes: its code above the run section, without comments and docstrings."""
+    story = ast.parse(Path(ROOT, script).read_text(encoding="utf-8").split("# ===== run")[0])
+    for node in ast.walk(story):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            del node.body[0]
+    return hashlib.sha256(ast.dump(story).encode()).hexdigest()[:12]
 
 
 def stamp(script):

@@ -86,7 +86,7 @@ def races():
 
 
 def speeds():
-    """Rows of speed.json, without those that compare a script with its own earlier text."""
+    """Rows of speed.json, without those that compare a script with itself at another commit."""
     yield "what", "ours / peer", "lowest to highest of the pairs", "text"
     for name, entry in read("speed").items():
         if "beside" not in name:
