@@ -57,7 +57,6 @@ def write(name, report):
     for key, entry in report.items():
         lines = [f"  {json.dumps(field)}: {json.dumps(value)}" for field, value in entry.items()]
         entries.append(f" {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n }")
-    RESULTS.mkdir(exist_ok=True)
     temporary = RESULTS / f"{name}.json.tmp"
     temporary.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
     os.replace(temporary, RESULTS / f"{name}.json")
