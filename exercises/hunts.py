@@ -556,7 +556,7 @@ hunt(
     script="rainbow.py",
     course="week 6, 40 minutes",
     hint="With --no-multi-step all is well. With it, q is far above what episodes return, and with a gamma near 1 it "
-    "rises to the end of the support, target_max with it. A larger --n-step makes it worse.",
+    "rises to the end of the support. A larger --n-step makes it worse.",
     cases={
         "a state that pays 1 in every step for ever, gamma 0.5, with multi-step: its Q": (endless_q, 0.2),
     },

@@ -775,7 +775,7 @@ exercise(
         "dropping the last minibatch": ".split(args.minibatch_size): -> "
         ".split(args.minibatch_size)[: len(obs) // args.minibatch_size]:",
         "not setting gradients back to zero: they add up": "optimizer.zero_grad() -> pass",
-        "shuffling each tensor by itself: rows no longer belong together": "log_probs[rows], advantages[rows], "
+        "shuffling each tensor by itself: each row mixes several steps": "log_probs[rows], advantages[rows], "
         "returns[rows] -> log_probs[rows], advantages[rows.flip(0)], returns[rows.roll(1)]",
         "collecting once only": "        update(agent, optimizer, *(x.flatten(0, 1) for x in batch), args) ->         "
         "update(agent, optimizer, *(x.flatten(0, 1) for x in batch), args)\n        break",

@@ -46,7 +46,7 @@ def first_visit_returns(episode, gamma):
     returns, following = {}, 0.0
     for state, reward, _, _ in reversed(episode):
         following = reward + gamma * following
-        returns[state] = following  # an earlier visit replaces a later one
+        returns[state] = following  # the first visit comes last here, and stays
     return returns
 
 
