@@ -42,18 +42,18 @@ def fill(buffer, rewards, ended, terminated=None, took_part=None, first=0):
 
 
 by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
-REWARDS = by_slot(1, 10, 2, 20, 3, 30, 4, 40)
-ENDED, TERMINATED = by_slot(0, 0, 1, 0, 0, 1, 0, 0), by_slot(0, 0, 1, 0, 0, 0, 0, 0)
 
 
 @catches(
     "OffPolicyBuffer.windows, sums beyond the end: ~self.ended[last, e, g] & (last -> (last",
     "OffPolicyBuffer.windows, sums beyond truncations: ~self.ended[last -> ~self.terminated[last",
-    "OffPolicyBuffer.windows, gamma to the n, however long it is: return rewards, discounts -> "
-    "return rewards, 0 * discounts + self.gamma**self.n_step",
+    "OffPolicyBuffer.windows, gamma to the n: discounts, last\n -> 0 * discounts + self.gamma**self.n_step, last\n",
     "OffPolicyBuffer.windows, rewards not discounted: goes_on * discounts * self.rewards -> goes_on * self.rewards",
     "OffPolicyBuffer.windows, what follows the first step: discounts, last\n -> discounts, np.tile(t, (g.size, 1))\n",
     "OffPolicyBuffer.windows, one step too few: range(self.n_step - 1) -> range(self.n_step - 2)",
+    "OffPolicyBuffer.windows, sums beyond the newest:  & (last != newest) -> ",
+    "OffPolicyBuffer.windows, stops at the last slot: (last != newest) -> (last != newest) & (last != self.steps - 1)",
+    "OffPolicyBuffer.windows, the newest step of the first: (self.positions[e] - 1) -> (self.positions[0] - 2)",
     "OffPolicyBuffer.get, ended for terminated: terminated=self.terminated[ -> terminated=self.ended[",
     "OffPolicyBuffer.get, the first step's termination: self.terminated[last, e, g] -> self.terminated[t, e, g]",
     "OffPolicyBuffer.get, row after the first step: self.next_rows[last, e] -> self.next_rows[t, e]",
@@ -73,9 +73,14 @@ def test_three_steps(script):
     5      30                                0.5        5           30 + 4 = 34
     6      4                                 0.5        6           8
     7      40                                0.5        7           44
+
+    One step more, rewards 5 and 50, takes slots 0 and 1: they are the newest, and 2 and 3 the oldest. From 4: 3 + 0.5 *
+    4 + 0.25 * 5 = 6.25; from 6: 4 + 0.5 * 5 = 6.5; from 7: 40 + 0.5 * 50 = 65; from 0 and 1 nothing follows: what
+    stands in slots 2 and 3 was before.
     """
     buffer = new_buffer(script, 1, 8, 2, 2, n_step=3)
-    fill(buffer, REWARDS, ENDED, TERMINATED)
+    rewards, ended = by_slot(1, 10, 2, 20, 3, 30, 4, 40), by_slot(0, 0, 1, 0, 0, 1, 0, 0)
+    fill(buffer, rewards, ended, terminated=by_slot(0, 0, 1, 0, 0, 0, 0, 0))
     batch = buffer.get(np.arange(8))
     close(batch.rewards, [2, 27.5, 2, 35, 5, 30, 4, 40])
     close(batch.gammas, [0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5, 0.5])
@@ -85,21 +90,6 @@ def test_three_steps(script):
     close(batch.next_rows[:, 0], np.array([2, 5, 2, 5, 6, 5, 6, 7]) + 0.5)
     y = script.critic_targets(batch.rewards, torch.full((1, 8), 8.0), batch.terminated, batch.gammas)
     close(y, [2, 28.5, 2, 37, 7, 34, 8, 44])
-
-
-@catches(
-    "OffPolicyBuffer.windows, sums beyond the newest:  & (last != newest) -> ",
-    "OffPolicyBuffer.windows, stops at the last slot: (last != newest) -> (last != newest) & (last != self.steps - 1)",
-    "OffPolicyBuffer.windows, the newest step of the first: (self.positions[e] - 1) -> (self.positions[0] - 2)",
-)
-def test_the_ring_is_full(script):
-    """One step more, rewards 5 and 50, takes slots 0 and 1: they are the newest, and 2 and 3 the oldest.
-
-    From 4: 3 + 0.5 * 4 + 0.25 * 5 = 6.25; from 6: 4 + 0.5 * 5 = 6.5; from 7: 40 + 0.5 * 50 = 65; from 0 and 1 nothing
-    follows: what stands in slots 2 and 3 was before.
-    """
-    buffer = new_buffer(script, 1, 8, 2, 1, n_step=3)
-    fill(buffer, REWARDS, ENDED, TERMINATED)
     fill(buffer, by_slot(5, 50), by_slot(0, 0), first=4)
     batch = buffer.get(np.array([2, 3, 4, 5, 6, 7, 0, 1]))
     close(batch.rewards, [2, 35, 6.25, 30, 6.5, 65, 5, 50])
@@ -163,17 +153,6 @@ def test_reset_rows_and_restarts(script):
 
 
 @catches(
-    "in_turn, all at once: joint = list(actions) -> joint = list(own)",
-    "in_turn, another's turn: joint[i] = own[i] -> joint[-1 - i] = own[-1 - i]",
-    "in_turn, old ones put in: joint[i] = own[i] -> pass",
-)
-def test_whose_turn_it_is(script):
-    """Two agents did 1 and 2, and would now do 10 and 20: (10, 2) in the first's turn, then (1, 20)."""
-    did, would = [torch.tensor([[x]]) for x in (1, 2)], [torch.tensor([[x]]) for x in (10, 20)]
-    close(script.in_turn(would, did), [[10, 2], [1, 20]])
-
-
-@catches(
     "gumbel_softmax, soft draws: return hard + (soft - soft.detach()) -> return soft",
     "gumbel_softmax, no gradient: (soft - soft.detach()) -> 0 * soft",
     "gumbel_softmax, gradient upside down: (soft - soft.detach()) -> (soft.detach() - soft)",
@@ -185,16 +164,11 @@ def test_gumbel_softmax(script):
     """Logits (0, log 3), noise (1, 0), temperature 2: softmax of (0.5, log(3) / 2) = (1.648721, 1.732051) / 3.380772
     = (0.487676, 0.512324), so the draw is (0, 1): log 3 = 1.0986 is more than 1. The gradient of 5 times its first
     entry is that of 5 times the soft one: 5 / 2 * 0.487676 * (0.512324, -0.512324) = (0.624620, -0.624620).
-
-    20,000 draws with probabilities 0.25 and 0.75 and one action that is not available: 1 % is three deviations.
     """
     logits = torch.tensor([1.0, 3.0]).log().requires_grad_()
     draw = script.gumbel_softmax(logits, torch.tensor([1.0, 0.0]), 2.0)
     close(draw, [0, 1])
     close(torch.autograd.grad(5 * draw[0], logits)[0], [0.624620, -0.624620])
-    logits = torch.tensor([0.2, 0.6, 0.0]).log().clamp(min=-1e9).repeat(20_000, 1)
-    noise = torch.as_tensor(np.random.default_rng(0).gumbel(size=logits.shape))
-    close(script.gumbel_softmax(logits, noise, 0.5).mean(0), [0.25, 0.75, 0], atol=0.01)
 
 
 TWO_BOXES = spaces.Box(-1, 1, (2,)), spaces.Box(np.float32([0, -5, 1]), np.float32([1, 5, 2]))
@@ -222,14 +196,17 @@ def set_weights(network, weight, bias):
     "actors_loss, others do what they would now: batch.actions.split(agents.action_sizes, dim=1) -> own",
     "actors_loss, downhill: return -valid_mean(values -> return valid_mean(values",
     "critics_loss, not squared: (values - targets) ** 2 -> (values - targets).abs()",
+    "in_turn, all at once: joint = list(actions) -> joint = list(own)",
+    "in_turn, another's turn: joint[i] = own[i] -> joint[-1 - i] = own[-1 - i]",
+    "in_turn, old ones put in: joint[i] = own[i] -> pass",
 )
 def test_an_update(script):
     """Two agents, mu^i(o) = tanh(w^i o), Q(s, a, b) = s + 2 a - 3 b, mu' = 0, Q' = 4 s + a; no twins, noise or biases.
 
     A sample: s = 1, both observe 1, a = 0.5, b = 1, R = 1, k = 2 with gamma 0.5: 0.25, s' = 2.
     y = 1 + 0.25 * 4 * 2 = 3. Q = 1 + 1 - 3 = -1, L = 16, dL/dQ = 2 (-1 - 3) = -8, times (s, a, b, 1).
-    Actors: J = 1/2 ( Q(s, tanh w^1, 1) + Q(s, 0.5, tanh w^2) ), so d(-J)/dw^1 = -2 / 2 (1 - tanh(w^1)^2), and for the
-    other + 3 / 2 (…): each sees the old action of the other.
+    Actors, in turn (tanh w^1, 1) and (0.5, tanh w^2): each sees the old action of the other. J = 1/2 ( Q(s, tanh w^1,
+    1) + Q(s, 0.5, tanh w^2) ), so d(-J)/dw^1 = -2 / 2 (1 - tanh(w^1)^2), and for the other + 3 / 2 (…).
     """
     box = spaces.Box(-1, 1, (1,))
     agents = two_agents(script, [box, box], obs_sizes=(1, 1), twin_q=False, target_noise=0.0)
@@ -248,9 +225,11 @@ def test_an_update(script):
     close(torch.stack([loss, value]), [16, -1])
     critic = agents.critics[0][0][0]
     close(torch.cat([critic.weight.grad[0], critic.bias.grad]), [-8, -8, -4, -8, -8])
+    squashed = np.tanh([0.3, -0.2])
+    own, _ = agents.choose(agents.actors, row, None)
+    close(script.in_turn(own, batch.actions.split(1, dim=1)), [[squashed[0], 1], [0.5, squashed[1]]])
     loss, squares = script.actors_loss(agents, batch, None)
     loss.backward()
-    squashed = np.tanh([0.3, -0.2])
     close(loss, -((1 + 2 * squashed[0] - 3) + (1 + 2 * 0.5 - 3 * squashed[1])) / 2)
     close(squares, (0.3**2 + 0.2**2) / 2)
     close(agents.actors[0][0].weight.grad[0, 0], -2 / 2 * (1 - squashed[0] ** 2))
@@ -295,9 +274,10 @@ def test_best_actions(script):
     "Agents.explore, noise ignored: + noise * -> + 0 * ",
     "Agents.explore, the same noise for all: self.normal(action.shape, rng) -> self.normal((len(rows), 1), rng)",
     "Agents.random_actions, half the range: rng.uniform(-1, 1 -> rng.uniform(0, 1",
-    "Agents.random_actions, masks ignored: np.where(available, rng.random(available.shape), -1) -> "
-    "rng.random(available.shape)",
+    "Agents.random_actions, masks ignored: np.where(available, rng.random -> np.where(True, rng.random",
     "Agents.random_actions, the first that is available: rng.random(available.shape), -1 -> 1, -1",
+    "Agents.choose, masks ignored: torch.where(available, output, -1e9) -> output",
+    "Agents.choose, no noise: rng.gumbel(size=output.shape) -> 0 * rng.gumbel(size=output.shape)",
 )
 def test_exploration(script):
     """Noise of deviation 0.25, of its own in each place, within the bounds; draws from the softmax of what is
@@ -321,6 +301,16 @@ def test_exploration(script):
 # -------------------------------------------------------------------------- against slow and obvious versions of it
 
 
+def window(steps, g, n_step, gamma):
+    """What stream g gets from the first of these steps on: (rewards, discount of what follows, last step)."""
+    total, discount = 0.0, 1.0
+    for step in steps[:n_step]:
+        total, discount = total + discount * step.rewards[g], discount * gamma
+        if step.ended[g]:
+            break
+    return total, discount, step
+
+
 @catches(
     "OffPolicyBuffer.state_dict, positions lost: from_numpy(self.positions) -> from_numpy(0 * self.positions)",
     'OffPolicyBuffer.load_state_dict, sizes lost: self.sizes[:] = state["sizes"] -> pass',
@@ -337,22 +327,18 @@ def test_buffers_equal_lists_that_forget(script, seed, N, n, n_step, FP):
         took_part = rng.integers(4, size=(N, n)) > 0
         fill(buffer, rewards[None], ends[None] < 2, ends[None] < 1, took_part[None], first=t)
         for e in np.flatnonzero(took_part.any(1)):
-            played[e].append((t * N + e, rewards[e], ends[e], took_part[e]))
+            facts = {"rewards": rewards[e], "ended": ends[e] < 2, "terminated": ends[e] < 1}
+            played[e].append(SimpleNamespace(x=t * N + e, took_part=took_part[e], **facts))
     loaded.load_state_dict(buffer.state_dict())
     assert loaded.sizes.tolist() == [min(len(steps), loaded.steps) for steps in played]
     for e, steps in enumerate(played):
         for k in range(max(0, len(steps) - loaded.steps), len(steps)):
-            x, _, _, took_part = steps[k]
-            batch = loaded.get(np.array([k % loaded.steps * N + e]))
-            close(torch.cat([batch.rows, batch.actions, batch.took_part], 1)[0], [x, -x, -x, *took_part])
+            x, batch = steps[k].x, loaded.get(np.array([k % loaded.steps * N + e]))
+            close(torch.cat([batch.rows, batch.actions, batch.took_part], 1)[0], [x, -x, -x, *steps[k].took_part])
             for g in range(G):
-                total, discount = 0.0, 1.0
-                for number, rewards, ends, _ in steps[k : k + n_step]:  # noqa: B007
-                    total, discount = total + discount * rewards[g], discount * 0.5
-                    if ends[g] < 2:
-                        break
+                total, discount, last = window(steps[k:], g, n_step, 0.5)
                 found = batch.rewards[g], batch.gammas[g], batch.next_rows[g, 0], batch.terminated[g]
-                close(found, [total, discount, number + 0.5, ends[g] < 1])
+                close(found, [total, discount, last.x + 0.5, last.terminated[g]])
 
 
 class Chance(ParallelEnv):
@@ -398,25 +384,25 @@ COMMON |= {"actor_learning_rate": 1e-2, "critic_learning_rate": 2e-2, "gamma": 0
 MADDPG = {"algorithm": "maddpg", "twin_q": False, "policy_frequency": 1, "target_noise": 0.0}
 MANY = {"share_policy": True, "anneal_lr": True, "critic_hidden_sizes": (5,), "max_grad_norm": 0.01}
 SHARED = {"state_type": "FP", "share_policy": True, "output_penalty": 1.0, "gradient_steps": 3}
-TRAININGS = {  # what Chance is given, settings
-    "MATD3": ({}, {}),
-    "MADDPG": ({"sizes": (2, 2, 2)}, MADDPG | MANY),
-    "FP": ({"sizes": (2, 3, 4), "own_state": True}, {"state_type": "FP", "n_step": 3, "noise_clip": 0.1}),
-    "discrete": ({"discrete": True}, {"n_step": 3, "gumbel_temperature": 0.7, "checkpoint_every": 20}),
-    "discrete, FP": ({"discrete": True, "sizes": (2, 2)}, SHARED),
-}
+TRAININGS = [  # what Chance is given; settings
+    ({"sizes": (2, 2, 2)}, MADDPG | MANY),
+    ({"sizes": (2, 3, 4), "own_state": True}, {"state_type": "FP", "n_step": 3, "noise_clip": 0.1}),
+    ({}, {}),
+    ({"discrete": True}, {"n_step": 3, "gumbel_temperature": 0.7, "checkpoint_every": 20}),
+    ({"discrete": True, "sizes": (2, 2)}, SHARED),
+]
 new_envs = lambda script, game: vector_env([lambda: script.TeamEnv(Chance(**game))], 2)
 
 
 @cache
-def slow_training(name):
+def slow_training(number):
     """What `train` does, with lists that hold all that was ever played, one stream and sample at a time.
 
     Returns the agents, {figure: its values} and the returns of all episodes.
     """
     import maddpg_matd3 as script  # as it is: that of a test may have a mistake
 
-    game, options = TRAININGS[name]
+    game, options = TRAININGS[number]
     args = script.Args(**COMMON | options)
     envs = new_envs(script, game)
     torch.manual_seed(args.seed)
@@ -434,15 +420,6 @@ def slow_training(name):
             seen = row[g] * torch.cat([row[layout.observations[g]], torch.zeros(max(sizes) - sizes[g]), seen])
         return twin[g % len(twin)](torch.cat([seen, *actions]))[0]
 
-    def window(g, e, number):
-        """The rewards of stream g from step `number` of environment e on, the discount of Q', and the last step."""
-        total, discount = 0, 1
-        for step in memory[e][number : number + args.n_step]:
-            total, discount = total + discount * step.rewards[g], discount * args.gamma
-            if step.ended[g]:
-                break
-        return total, discount * (not step.terminated[g]), step.next_row
-
     def learn(adam, loss, parameters, rate):
         adam.param_groups[0]["lr"] = rate * (1 - step_before / 50 if args.anneal_lr else 1)
         for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
@@ -453,18 +430,20 @@ def slow_training(name):
     def learn_from(samples):
         """An update of the critics and, if it is time, of actors and targets."""
         cases = [(g, *sample) for g in range(n if FP else 1) for sample in samples]
-        windows = [window(*case) for case in cases]
-        next_actions, _ = agents.choose(agents.target_actors, torch.stack([row for _, _, row in windows]), rng)
+        windows = [window(memory[e][number:], g, args.n_step, args.gamma) for g, e, number in cases]
+        next_rows = torch.stack([last.next_row for _, _, last in windows])
+        next_actions, _ = agents.choose(agents.target_actors, next_rows, rng)
         for a in next_actions if args.target_noise and not agents.discrete else []:
             a.data = script.smoothed(a, args.target_noise * agents.normal(a.shape, rng), args.noise_clip)
         errors, values = [], []
         for k, (g, e, number) in enumerate(cases):
-            total, discount, row = windows[k]
-            future = min(value(twin, g, row, [a[k] for a in next_actions]) for twin in agents.target_critics)
-            step = memory[e][number]
+            step, (total, discount, last) = memory[e][number], windows[k]
+            joint = [a[k] for a in next_actions]
+            future = min(value(twin, g, last.next_row, joint) for twin in agents.target_critics).detach()
+            target = total + discount * future * (not last.terminated[g])
             for twin in agents.critics:
                 values.append(value(twin, g, step.row, step.actions))
-                errors += [(values[-1] - total - discount * future.detach()) ** 2] if step.row[g] or not FP else []
+                errors += [(values[-1] - target) ** 2] if step.row[g] or not FP else []
         loss = sum(errors) * len(agents.critics) / len(errors)
         learn(adams[1], loss, of_critics, args.critic_learning_rate)
         figures["critic_loss"].append(loss.item())
@@ -519,28 +498,35 @@ def slow_training(name):
     return agents, figures, returns
 
 
-def compare(script, name):
-    """AssertionError unless `train` ends with the weights, figures and returns of slow_training."""
-    game, options = TRAININGS[name]
-    agents, figures, returns = slow_training(name)
-    run = rehearse(script, lambda: script.TeamEnv(Chance(**game)), **COMMON | options)
-    close([total for _, total in run.episodes], returns, atol=1e-3)
-    assert set(run.logged) == set(figures) == set(script.CURVE)
-    for figure, values in figures.items():
-        close(run.logged[figure], values, atol=1e-3)
-    close(flat(run.agent), flat(agents), atol=1e-3)
-
-
 @catches(
-    "matd3_targets, no target critics: for twin in agents.target_critics] -> for twin in agents.critics]",
-    "matd3_targets, the row before: agents.values(twin, batch.next_rows -> agents.values(twin, batch.rows",
-    "matd3_targets, no noise: args.target_noise > 0 and -> False and",
-    "critics_loss, one critic learns: ** 2).sum(0) -> ** 2)[0]",
-    "actors_loss, by the second critic: agents.critics[0] -> agents.critics[-1]",
+    "Agents.new_critics, as large as the actors: if args.critic_hidden_sizes is None -> if True",
+    "Agents.__init__, shared actors are copies: [self.actors[0]] * self.num_agents -> self.actors",
+    "Agents.critic_inputs, the dead see the state: dim=1) * alive) -> dim=1))",
+    "Agents.critic_inputs, the state alone: torch.cat([obs, part -> torch.cat([0 * obs, part",
+    "Agents.critic_inputs, alive as the first is: alive][:, i : i + 1] -> alive][:, :1]",
+    "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
+    "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",
+    "make_off_policy_buffer, gamma of another: args.n_step, args.gamma -> args.n_step, 0.99",
     "store_step, truncation is termination: took_part, rewards, terminated, -> took_part, rewards, ended,",
     "store_step, reset rows are stored:  & ~reset_rows[:, None] -> ",
     "store_step, the row after is the row: ended, next_rows) -> ended, rows)",
-    "Agents.__init__, targets are the networks themselves: copy.deepcopy(self.actors) -> self.actors",
+    'store_step, everybody gets the sum: infos["rewards"] -> rewards[:, None].repeat(3, 1)',
+    'store_step, the environment\'s terminations: infos["terminated"] -> terminated[:, None].repeat(3, 1)',
+    "store_step, a death is no end: ended[:, None] | (next_rows[:, alive] == 0) -> ended[:, None].repeat(3, 1)",
+    "store_step, another environment's reset revives: ~reset_rows[:, None] -> ~reset_rows.any()",
+    "store_step, the dead take part: (rows[:, alive] == 1) -> (rows[:, alive] >= 0)",
+    "matd3_targets, no target critics: for twin in agents.target_critics] -> for twin in agents.critics]",
+    "matd3_targets, the row before: agents.values(twin, batch.next_rows -> agents.values(twin, batch.rows",
+    "matd3_targets, no noise: args.target_noise > 0 and -> False and",
+    "matd3_targets, one critic asked twice: agents.values(twin, -> agents.values(agents.target_critics[0],",
+    "critics_loss, one critic learns: ** 2).sum(0) -> ** 2)[0]",
+    "critics_loss, learns what the dead got: valid = batch.took_part.T.flatten() -> pass",
+    "critics_loss, the masks of another: batch.took_part.T.flatten() -> batch.took_part.flatten()",
+    "valid_mean, divided by all: valid.sum().clamp(min=1) -> len(valid)",
+    "actors_loss, by the second critic: agents.critics[0] -> agents.critics[-1]",
+    "actors_loss, learns what the dead saw: -valid_mean(values, valid) -> -values.mean()",
+    "actors_loss, rows of another sample: rows.repeat(agents.num_agents, 1) -> rows.repeat_interleave(3, 0)",
+    "actors_loss, the penalty of the dead: valid_mean(squares, valid) -> squares.mean()",
     "train, actors do not wait: update % args.policy_frequency == 0 -> True",
     "train, target critics stand still: polyak(agents.target_critics, agents.critics, args.tau) -> pass",
     "train, target actors stand still: polyak(agents.target_actors, agents.actors, args.tau) -> pass",
@@ -550,69 +536,32 @@ def compare(script, name):
     "train, explores from the start: if run.step < args.learning_starts -> if False",
     "train, explores without noise: rows, args.exploration_noise, rng -> rows, 0.0, rng",
     "train, the rows after for those before: store_step(buffer, agents, rows, -> store_step(buffer, agents, result[0],",
-)
-def test_matd3(script):
-    """50 steps of two environments whose agents die, with a ring of 12 steps each: all that was logged, returned and
-    learnt is what the slow version has.
-    """
-    compare(script, "MATD3")
-
-
-@catches(
-    "actors_loss, learns what the dead saw: -valid_mean(values, valid) -> -values.mean()",
-    "valid_mean, divided by all: valid.sum().clamp(min=1) -> len(valid)",
     "train, not annealed: if args.anneal_lr -> if False",
-    "Agents.new_critics, as large as the actors: if args.critic_hidden_sizes is None -> if True",
-    "Agents.__init__, shared actors are copies: [self.actors[0]] * self.num_agents -> self.actors",
     "train, critics' gradients too long: agents.critics.parameters(), args. -> agents.critics.parameters(), 9 + args.",
     "train, actors' gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
-)
-def test_maddpg(script):
-    """The same without TD3's tricks, for three agents that share an actor, and with other flags."""
-    compare(script, "MADDPG")
-
-
-@catches(
-    "matd3_targets, one critic asked twice: agents.values(twin, -> agents.values(agents.target_critics[0],",
-    "critics_loss, learns what the dead got: valid = batch.took_part.T.flatten() -> pass",
-    "critics_loss, the masks of another: batch.took_part.T.flatten() -> batch.took_part.flatten()",
-    'store_step, everybody gets the sum: infos["rewards"] -> rewards[:, None].repeat(3, 1)',
-    'store_step, the environment\'s terminations: infos["terminated"] -> terminated[:, None].repeat(3, 1)',
-    "store_step, a death is no end: ended[:, None] | (next_rows[:, alive] == 0) -> ended[:, None].repeat(3, 1)",
-    "store_step, another environment's reset revives: ~reset_rows[:, None] -> ~reset_rows.any()",
-    "store_step, the dead take part: (rows[:, alive] == 1) -> (rows[:, alive] >= 0)",
-    "actors_loss, rows of another sample: rows.repeat(agents.num_agents, 1) -> rows.repeat_interleave(3, 0)",
-    "Agents.critic_inputs, the dead see the state: dim=1) * alive) -> dim=1))",
-    "Agents.critic_inputs, the state alone: torch.cat([obs, part -> torch.cat([0 * obs, part",
-    "Agents.critic_inputs, alive as the first is: alive][:, i : i + 1] -> alive][:, :1]",
-    "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
-    "make_off_policy_buffer, gamma of another: args.n_step, args.gamma -> args.n_step, 0.99",
-)
-def test_fp(script):
-    """The same with rewards, ends and critics of each agent's own, and an own state of the environment."""
-    compare(script, "FP")
-
-
-@catches(
-    "Agents.choose, masks ignored: torch.where(available, output, -1e9) -> output",
-    "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",
-    "Agents.choose, no noise: rng.gumbel(size=output.shape) -> 0 * rng.gumbel(size=output.shape)",
     "train, windows reach over a restart: buffer.cut() -> 0",
     "train, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
-    "actors_loss, the penalty of the dead: valid_mean(squares, valid) -> squares.mean()",
 )
-def test_discrete(script):
-    """The same with discrete actions and masks, windows of three steps, and a checkpoint every 20 steps; then with
-    networks that agents share, several updates in turn, and a large penalty on outputs.
+def test_training(script):
+    """50 steps of two environments whose agents die, with a ring of 12 steps each: all that was logged, returned and
+    learnt is what the slow version has. MADDPG with one actor for all; a critic for each agent and windows of three
+    steps; MATD3; discrete actions with masks and restarts; shared networks, a large penalty, several updates in turn.
     """
-    compare(script, "discrete")
-    compare(script, "discrete, FP")
+    for number, (game, options) in enumerate(TRAININGS):
+        agents, figures, returns = slow_training(number)
+        run = rehearse(script, lambda: script.TeamEnv(Chance(**game)), **COMMON | options)
+        close([total for _, total in run.episodes], returns, atol=1e-3)
+        assert set(run.logged) == set(figures) == set(script.CURVE)
+        for figure, values in figures.items():
+            close(run.logged[figure], values, atol=1e-3)
+        close(flat(run.agent), flat(agents), atol=1e-3)
 
 
 @catches(
     "Agents.__init__, twins are one network: append(self.new_critics()) -> append(self.critics[0])",
     "Agents.__init__, twins begin alike: append(self.new_critics()) -> append(copy.deepcopy(self.critics[0]))",
     "Agents.__init__, targets are the critics themselves: copy.deepcopy(self.critics) -> self.critics",
+    "Agents.__init__, targets are the actors themselves: copy.deepcopy(self.actors) -> self.actors",
     "Agents.new_critics, one for all: if args.state_type == -> if False and args.state_type ==",
 )
 def test_which_networks_there_are(script):
