@@ -32,7 +32,7 @@ def measure(script, env_id, seed, flags, text):
         begin = ["--env-id", env_id, "--seed", seed, "--eval-episodes", 100, *shlex.split(flags), "--run-dir", folder]
         begun = (folder / "config.json").exists()
         _, memory = call(sys.executable, ROOT / script, *(["--resume", folder] if begun else begin), "--no-progress")
-    again = ["--evaluate", folder, "--model", "last", "--eval-episodes", 100, "--seed", 1000 * seed]  # for each seed others
+    again = ["--evaluate", folder, "--model", "last", "--eval-episodes", 100, "--seed", 1000 * seed]
     printed, _ = call(sys.executable, ROOT / script, *again)
     run = json.loads((folder / "summary.json").read_text())
     with (folder / "metrics.csv").open() as file:
