@@ -195,6 +195,41 @@ def watched(script, loss="ppo_loss", buffer="RolloutBuffer"):
         yield calls
 
 
+# ---------------------------------------------------------------------------- of test_ppo.py and test_ppod.py both
+
+
+def distributions(agent, output):
+    """One of torch's distributions for each column of the actions, by what the actor gives."""
+    if agent.continuous:
+        return [torch.distributions.Normal(mean, std) for mean, std in zip(output.unbind(-1), agent.log_std.exp())]
+    return [torch.distributions.Categorical(logits=part) for part in output.split(agent.output_sizes, -1)]
+
+
+def log_prob(pi, actions):
+    """Log-probs of actions (…, D) under D distributions."""
+    return sum(d.log_prob(a) for d, a in zip(pi, actions.unbind(-1)))
+
+
+def textbook_loss(pi, values, batch, args, norm_adv, mu_log_probs, own):
+    """(loss, figures) of PPO written with torch's distributions; approx_kl is from mu, in rows that are the agent's."""
+    log_probs, advantages, eps = log_prob(pi, batch.actions), batch.advantages, args.clip_coef
+    ratios, mu_ratios = (log_probs - batch.old_log_probs).exp(), (log_probs - mu_log_probs).exp()[own]
+    if norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    near = torch.where(advantages > 0, ratios.clamp(max=1 + eps), ratios.clamp(min=1 - eps))
+    errors = (values - batch.returns) ** 2
+    if args.clip_vloss:
+        moved = (values - batch.old_values).clamp(-args.clip_vloss_coef, args.clip_vloss_coef)
+        errors = torch.maximum(errors, (batch.old_values + moved - batch.returns) ** 2)
+    figures = {"policy_loss": -(near * advantages).mean(), "value_loss": errors.mean() / 2}
+    figures["entropy"] = sum(d.entropy() for d in pi).mean()
+    figures["approx_kl"] = (mu_ratios - 1 - mu_ratios.log()).sum() / max(1, len(mu_ratios))
+    far = (ratios > 1 + eps) | (ratios < 1 - eps)
+    figures["clip_fraction"] = far[own].sum() / max(1, len(mu_ratios))
+    loss = figures["policy_loss"] - args.ent_coef * figures["entropy"] + args.vf_coef * figures["value_loss"]
+    return loss, {"loss": loss} | figures
+
+
 # -------------------------------------------------------------------------- of test_ddpg_td3.py and test_sac.py both
 
 ONE = spaces.Box(-1, 1, (1,))
