@@ -7,8 +7,8 @@
 # ///
 """Deterministic policy gradients, DDPG and TD3, all of it, in this one file.
 
-The actor mu picks one action per state, the critic Q says what return to expect of it. Q learns from old transitions
-(s, a, r, s') towards the reward plus the discounted value of the actor's next action; mu follows Q's gradient uphill:
+The actor mu picks one action per state, the critic Q says what return to expect of it. For old transitions
+(s, a, r, s'), Q moves towards the reward plus the discounted value of the actor's next action; mu climbs Q's gradient:
 
     y = r + gamma (1 - terminated) Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]
 
@@ -17,10 +17,10 @@ value. TD3 is DDPG plus three tricks against that: noise on mu'(s') smooths Q', 
 and the actor and all targets move less often than the critics.
 
     python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
-    python ddpg_td3.py --algorithm ddpg                     # without the three tricks
+    python ddpg_td3.py --algorithm ddpg                     # without the three tricks, unless TUNED adds one
     python ddpg_td3.py --evaluate runs/DIR --render         # watch what a run has left behind
 
-Papers: DDPG arXiv 1509.02971, TD3 arXiv 1802.09477.
+Papers: DDPG arXiv 1509.02971 (here without its batch normalisation and weight decay), TD3 arXiv 1802.09477.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
@@ -54,14 +54,14 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three, TD3's tricks; None: as tuned, else td3
-    target_noise: float = 0.2  # the first trick: deviation of the noise on the target's actions; DDPG: 0, or as tuned
+    target_noise: float = 0.2  # the first: standard deviation of the noise on a' = mu'(s'); DDPG: 0, or as tuned
     twin_q: bool = True  # the second: two critics, of whose target values the lower one counts; DDPG: one critic
-    policy_frequency: int = 2  # the third: critic updates per update of the actor and of all targets; DDPG: 1
-    noise_clip: float = 0.5  # bound of the noise on the target's actions
+    policy_frequency: int = 2  # the third: critic updates per update of actor and target networks; DDPG: 1
+    noise_clip: float = 0.5  # belongs to target_noise: that noise is clipped to ± this
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
@@ -72,10 +72,10 @@ class Args:
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
-    tau: float = 0.005  # how far the targets move towards the networks in one update
+    tau: float = 0.005  # in one update, target networks <- tau networks + (1 - tau) target networks
     noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: independent, or (ou) correlated over time
-    exploration_noise: float = 0.1  # deviation of what is drawn in each step; 1 is half an action's range
-    ou_theta: float = 0.15  # share of ou noise that fades in a step; at 0.15 its deviation grows to 1.9 x the above
+    exploration_noise: float = 0.1  # standard deviation of what is drawn in each step; 1 is half an action's range
+    ou_theta: float = 0.15  # share of ou noise that fades in a step; 0.15: standard deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -132,7 +132,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a): the discounted return to expect after action a in state s."""
+    """Q(s, a): the return, with entropy bonuses for the later actions, to expect after action a in state s."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -145,7 +145,7 @@ class Critic(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """The actor mu, one or two critics Q, and the targets mu' and Q', which follow them slowly.
+    """The actor mu, one or two critics Q, and the target networks mu' and Q', which follow them slowly.
 
     Everywhere but in the environment, actions are (B, D) in [-1, 1]: so noise means the same in every dimension, and
     the critics see numbers of one size.
@@ -173,8 +173,8 @@ class ActorCritic(nn.Module):
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
-    def normalized(self, batch):
-        """Transitions as the networks see them."""
+    def observe_batch(self, batch):
+        """Transitions whose obs and next_obs are what the networks see."""
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
 
     @torch.inference_mode()
@@ -199,7 +199,7 @@ class ActorCritic(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """Noise (N, D) on the actions of this step, made from that of the step before.
+    """The noise (N, D) from which `explore` makes this step's actions; it follows from that of the step before.
 
     x <- (1 - theta) x + sigma N(0, 1): Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7), which pushes one way for
     about 1 / theta steps. With theta = 1 nothing of x is left: independent Gaussian noise.
@@ -225,8 +225,8 @@ class ReplayBuffer:
         s1                a1       r1      s2, the final one      yes         no
         s2                ignored  0       s0 of the next one     no          yes: not stored
 
-    So each stored next_obs is the true one. A terminated transition has no future. A truncated one has: its target goes
-    on from next_obs as any other's does, so `truncated` is not stored.
+    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. That of a
+    truncated one bootstraps from next_obs, as any other does: so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -245,7 +245,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Store a step of all environments, each argument (N, …), without reset rows; return the slots written."""
+        """Store a step of all N environments, except reset rows; `truncated` is not used. Returns the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -315,9 +315,9 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------------------- training
 def updates_due(step_before, step, args):
-    """The numbers of the critic updates, from 1 up, that the steps from step_before + 1 to `step` bring.
+    """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
 
-    Steps of all environments count, so the ratio of updates to steps does not depend on how many there are.
+    All environments' steps count, so num_envs does not change updates per step. The first comes after learning_starts.
     """
     rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
     rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
@@ -326,7 +326,7 @@ def updates_due(step_before, step, args):
 
 
 def bellman_targets(agent, batch, args, rng):
-    """What the critics learn, y (B,): critic_targets of a' = mu'(s'), with the first two of TD3's three tricks."""
+    """The targets y (B,) of the critics for a batch: critic_targets of a' = mu'(s'), with TD3's tricks 1 and 2."""
     with torch.no_grad():
         next_actions = agent.target_actor(batch.next_obs)
         if args.target_noise > 0:  # TD3, trick 1: target policy smoothing
@@ -348,27 +348,28 @@ def train(args):
     run = Run(args, agent, envs, buffer=buffer, actor=actor_optimizer, critic=critic_optimizer)
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
         step_before = run.step
         if args.anneal_lr:
             actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
             critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
 
-        noise = next_noise(noise, ended, args, rng)
+        noise = next_noise(noise, reset_rows, args, rng)
         actions = agent.explore(obs, noise) if run.step >= args.learning_starts else rng.uniform(-1, 1, noise.shape)
-        last_obs = obs.copy()  # the environments may write what comes next into the same array
-        obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        buffer.add(last_obs, actions, rewards, terminated, truncated, ended, obs)
-        if args.normalize_obs:  # what is stored stays as it is: `normalized` changes what the networks see
-            agent.obs_stats.update(last_obs[~ended])
-        run.count(obs, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
-        ended = terminated | truncated
+        obs = obs.copy()  # the environments may write their next observations into the same array
+        next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
+        if args.normalize_obs:  # what is stored stays as it is: the networks see it through `observe`
+            agent.obs_stats.update(obs[~reset_rows])
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
+        obs = next_obs
+        reset_rows = terminated | truncated
 
         for update in updates_due(step_before, run.step, args):
-            batch = agent.normalized(buffer.sample(args.batch_size, rng))
+            batch = agent.observe_batch(buffer.sample(args.batch_size, rng))
             targets = bellman_targets(agent, batch, args, rng)
             values = torch.stack([critic(batch.obs, batch.actions) for critic in agent.critics])
             loss = critic_loss(values, targets)
@@ -376,7 +377,7 @@ def train(args):
             loss.backward()
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean())
-            if update % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of the actor and of all targets
+            if update % args.policy_frequency == 0:  # TD3, trick 3: actor and target networks are updated less often
                 loss = actor_loss(agent.actor, agent.critics[0], batch.obs)  # TD3: by the first critic
                 actor_optimizer.zero_grad()
                 loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
@@ -426,7 +427,7 @@ TUNED = {
 
 
 def algorithm_settings(args):
-    """TUNED's settings with those of its algorithm, some of which it may change; or with the one that is asked for."""
+    """ALGORITHMS' settings, TUNED's over them; the reverse if --algorithm names another algorithm than TUNED does."""
     settings = {"algorithm": "td3"} | TUNED.get(args.env_id, {})
     if args.algorithm in (None, settings["algorithm"]):
         return ALGORITHMS[settings["algorithm"]] | settings

@@ -7,9 +7,9 @@
 # ///
 """Deep Q-learning (DQN), all of it, in this one file.
 
-A network Q(s, a) learns what return to expect from action a in state s. Play, mostly by taking the action with the
-highest Q, sometimes a random one; store each step in a replay buffer; draw some of the stored steps at random, and move
-Q towards what they say it should be. An older copy of the network, the target network Q', helps to compute that:
+A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action with the highest Q,
+sometimes a random one. Store each step in a replay buffer. Draw a random batch of stored steps, and move Q(s, a)
+towards a target y. The target network Q', an older copy of Q, helps to compute y:
 
     y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]    (arXiv 1509.06461, eq. 4)
 
@@ -50,7 +50,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' rates it; --no-double: Q' does both
@@ -63,12 +63,12 @@ class Args:
     gradient_steps: int = 1  # gradient steps per update
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # steps from one change of the target network to the next
-    tau: float = 1.0  # how far it then moves towards the network: 1 copies; if small, let it move every few steps
-    start_e: float = 1.0  # share of random actions at the start
-    end_e: float = 0.05  # share of random actions in the end
-    exploration_fraction: float = 0.2  # part of the run in which that share falls from the one to the other
-    max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
+    target_network_frequency: int = 500  # steps from one update of the target network to the next
+    tau: float = 1.0  # target <- tau network + (1 - tau) target; 1 copies; if small, update every few steps
+    start_e: float = 1.0  # epsilon, the probability of a random action, at the start
+    end_e: float = 0.05  # epsilon at the end
+    exploration_fraction: float = 0.2  # fraction of the run over which epsilon falls from start_e to end_e
+    max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it (not in Mnih et al. 2015)
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are always true ones
@@ -132,7 +132,7 @@ class QNetwork(nn.Module):
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def forward(self, obs):
-        """Q (B, actions) of a tensor of observations (B, …): images through the CNN, vectors flat and normalised."""
+        """Q (B, actions) of observations (B, …): images through the CNN; vectors flattened, and normalised if asked."""
         if self.image:
             return self.head(self.cnn(obs))
         obs = obs.reshape(len(obs), -1).float()
@@ -174,8 +174,8 @@ class ReplayBuffer:
         s1                a1       r1      s2, the final one      yes         no
         s2                ignored  0       s0 of the next one     no          yes: not stored
 
-    So each stored next_obs is the true one. A terminated transition has no future. A truncated one has: its target goes
-    on from next_obs as any other's does, so `truncated` is not stored.
+    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. That of a
+    truncated one bootstraps from next_obs, as any other does: so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -194,7 +194,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Store a step of all environments, each argument (N, …), without reset rows; return the slots written."""
+        """Store a step of all N environments, except reset rows; `truncated` is not used. Returns the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -240,16 +240,16 @@ def linear_schedule(start, end, duration, step):
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
-    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    the target network as its second). The maximum of estimates that have errors is too high on average; less so if Q
-    chooses a* and Q' rates it, for their errors differ. gamma is a number, or (B,).
+    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4, where
+    theta' is the target network). A maximum over estimates with errors is too high on average. It is less so if Q
+    chooses a* and Q' evaluates it, because their errors differ. gamma is a number, or (B,): gamma^k of k steps.
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
 def dqn_loss(agent, target, batch, args):
-    """(the mean Huber loss of Transitions, to be minimised; their mean Q): two tensors of one number.
+    """The mean Huber loss of a batch of Transitions, and its mean Q(s, a), which is only logged: two scalar tensors.
 
     The Huber loss of e = y - Q is e^2 / 2 where |e| < 1 and |e| - 1/2 elsewhere, so its slope is e clipped to ±1
     (Mnih 2015, methods). No gradient flows through the targets.
@@ -276,16 +276,16 @@ def train(args):
     agent = make_agent(args, envs)  # the network Q
     target = copy.deepcopy(agent)  # Q'
     target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # Mnih 2015: RMSProp
     buffer = make_replay_buffer(args, envs, agent)
-    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
+    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume: restores their states
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
@@ -294,15 +294,15 @@ def train(args):
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, ended, next_obs)
+        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
         if args.normalize_obs:  # what is stored stays as it is: the network normalises what it sees
-            agent.obs_stats.update(obs[~ended])
+            agent.obs_stats.update(obs[~reset_rows])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         obs = next_obs
-        ended = terminated | truncated
+        reset_rows = terminated | truncated
 
-        # N environments took up to N steps at once. Now make as many updates as one alone would have made meanwhile.
+        # All environments together took up to N steps. Count through them one by one: the update frequencies then hold.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):

@@ -13,12 +13,12 @@ did well:
 
     theta <- theta + alpha / (N sigma) sum_i F_i eps_i,   candidate i: theta + sigma eps_i    (arXiv 1703.03864, alg. 1)
 
-The noise comes in antithetic pairs, eps and -eps, and from seeds that all processes share (alg. 2): none need send it.
+The noise comes in antithetic pairs, eps and -eps. All processes draw it from the same seeds (alg. 2): none sends it.
 All candidates act together: one batched product per layer and step, over one environment per candidate.
 
     python es.py                                            # CartPole-v1, a few seconds
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
-    torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # the population spread over four processes
+    torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the population (not CartPole's)
 
 Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055, natural evolution strategies arXiv 1106.4487.
 The story ends at "# ===== helpers"; the code below it makes environments, connects processes, keeps the run folder and
@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     population_size: int = 128  # candidates of a generation: half as many directions of noise, each with both signs
@@ -66,9 +66,9 @@ class Args:
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: theta moves by learning rate x gradient
     learning_rate: float = 0.05  # alpha
     weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
-    ars: bool = False  # augmented random search: a linear policy, plain ascent and more, see ARS below
+    ars: bool = False  # augmented random search (V2), see ARS below; unlike the paper's, the policy has biases
     top_directions: int | None = None  # ARS: the paper's b, at most population_size / 2; None: all of them
-    action_noise: float = 0.0  # Discrete: temperature actions are drawn at; Box: deviation of noise on the outputs
+    action_noise: float = 0.0  # Discrete: softmax temperature, 0: argmax; Box: standard deviation of the outputs' noise
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
     normalize_obs: bool = False  # normalise observations by the mean and deviation of all that candidates have seen
     # run
@@ -150,8 +150,8 @@ class Policy(nn.Module):
 def forward(layers, x):
     """Outputs (B, O) for x (B, inputs). Layers of one policy serve all rows; layers of B policies serve a row each.
 
-    Products and sums, written out: of a matrix product the last bits would depend on where the weights lie in memory,
-    and so on the number of processes.
+    A dot product for each output, not a matrix product: the last bits of that depend on where the weights lie in
+    memory, and so on the number of processes.
     """
     for i, (weights, biases) in enumerate(layers):
         if i > 0:
@@ -194,7 +194,7 @@ def centered_ranks(returns):
 def shape_fitness(returns, fitness="centered-rank", elite=1.0):
     """Fitnesses (N,) of returns (N,): centred ranks, standardised, or raw.
 
-    With an elite, all fitnesses up to that of the best candidate outside it become 0, and the others count from there.
+    With elite < 1 (in neither paper), subtract the best fitness outside the elite from all; negative ones become 0.
     """
     fitnesses = returns
     if fitness == "centered-rank":
@@ -263,7 +263,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     Steps after a candidate's episode has ended do not count.
     """
     layers = policy.layers(candidates)
-    rng = np.random.default_rng(seeds)
+    rng = np.random.default_rng(seeds)  # from all seeds together: the same in every process
     obs = begin_episode(envs, seeds[numbers[::2] // 2])  # where possible, the two of a pair begin alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
@@ -301,10 +301,10 @@ def draw_action_noise(policy, rng, args):
 def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
     """Play all candidates: (mean return of each (N,), sums for ObservationStats (3, inputs)); advances run.step.
 
-    This process plays those with the given numbers, and hears from the others what became of theirs.
+    This process plays only the candidates with the given numbers; the results of the rest come from other processes.
     """
     first_step = run.step
-    pairs = numbers[::2] // 2
+    pairs = numbers[::2] // 2  # candidates 2k and 2k + 1 are pair k
     candidates = torch.from_numpy(make_candidates(policy.theta.numpy(), noise[pairs], args.sigma))
     all_returns = np.zeros(args.population_size)
     all_steps = np.zeros(args.population_size, int)
@@ -317,8 +317,8 @@ def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
     for theirs, returns, steps, seen in exchange((numbers, all_returns, all_steps, all_seen)):
         all_returns[theirs] = returns[theirs]
         all_steps[theirs] = steps[theirs]
-        all_seen[theirs] = seen[theirs]  # added only here: the sum is then the same for any number of processes
-    run.step = first_step + int(all_steps.sum())  # it had counted those of this process
+        all_seen[theirs] = seen[theirs]  # not summed yet: a sum of floats depends on its order
+    run.step = first_step + int(all_steps.sum())  # until here, it counted only this process's steps
     return all_returns, all_seen.sum(0)
 
 
@@ -330,13 +330,13 @@ def train(args):
     one writes and speaks.
     """
     numbers = candidates_of_this_process(args)
-    envs = make_envs(args, len(numbers))
-    policy = make_agent(args, envs)
+    envs = make_envs(args, len(numbers))  # make_slots, below
+    policy = make_agent(args, envs)  # make_policy, below
     optimizer = make_optimizer(args, policy)
     run = make_run(args, policy, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, _, _ = run.new_envs()
         generation = len(run.episodes) // args.population_size  # as many have been played
         noise_seeds, episode_seeds = draw_seeds(args, generation)

@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets those of the next three that are not given: see ALGORITHMS
@@ -511,9 +511,9 @@ def actors_loss(agents, batch, rng):
 
 # ------------------------------------------------------------------------------------------------------- training
 def updates_due(step_before, step, args):
-    """The numbers of the critic updates, from 1 up, that the steps from step_before + 1 to `step` bring.
+    """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
 
-    Steps of all environments count, so the ratio of updates to steps does not depend on how many there are.
+    All environments' steps count, so num_envs does not change updates per step. The first comes after learning_starts.
     """
     rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
     rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)

@@ -52,7 +52,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     share_policy: bool = True  # one policy for all agents, or one for each

@@ -9,7 +9,7 @@
 
 In many tasks most actions make no sense most of the time, and the environment knows which: a mask m(s), true for each
 valid action. Learning that from penalties is slow, and hopeless where hundreds of actions are invalid. Instead, the
-logits l of invalid actions are replaced by minus infinity before the softmax,
+logits l of invalid actions are replaced by minus infinity (in the paper: by -1e8) before the softmax,
 
     pi(a|s) = m_a exp(l_a) / sum_b m_b exp(l_b)     (after arXiv 2006.14171, section 3)
 
@@ -51,7 +51,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     no_mask: bool = False  # ablation: all actions count as valid; only rewards tell
@@ -71,7 +71,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # no more epochs once the KL divergence in an epoch's last minibatch exceeds this
+    target_kl: float | None = None  # end a rollout's epochs after one whose last minibatch has approx_kl above this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
@@ -189,7 +189,7 @@ class MaskedAgent(nn.Module):
         self.device = device
         self.entries = entries  # spaces of the entries of a Dict observation; else one, called "observation"
         self.action_space = action_space
-        self.sizes = output_sizes(action_space)  # categories of each factor
+        self.sizes = output_sizes(action_space)  # choices of each factor; their sum is the width of logits and masks
         inputs = sum(spaces.flatdim(space) for space in entries.values())  # with one-hot vectors for discrete numbers
         critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
         # The actor's small gain makes the first policy nearly uniform.
@@ -219,8 +219,8 @@ class MaskedAgent(nn.Module):
     def sample(self, obs, masks, noise):
         """Valid actions (B, factors) for NumPy arrays of observations and masks, by noise (B, choices).
 
-        The argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick). With noise 0 the
-        actions are the likeliest ones.
+        The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax: the Gumbel-max trick. With
+        noise 0 the actions are the likeliest ones.
         """
         noisy_logits = self.actor(obs) + noise
         return MaskedCategorical(noisy_logits, masks, self.sizes).mode().cpu().numpy()
@@ -263,8 +263,8 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Flat tensors (B, …) of the same rows; observations may be a dict of them. The loss compares the present log-probs and
-# values with the old ones, those of the agent that played.
+# Flat tensors (B, …) of the same rows, named as in sb3-contrib; observations may be a dict of them. The loss compares
+# the present log-probs and values with the old ones, those of the agent that played.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
@@ -282,7 +282,7 @@ class MaskableRolloutBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between. Its mask counts for nothing: MaskedEnvs and `add` call all valid there.
+    whether or not an episode ended in between. Row 2's mask does not matter: MaskedEnvs and `add` set it all to True.
     """
 
     samples = MaskableRolloutBufferSamples
@@ -342,7 +342,7 @@ class MaskableRolloutBuffer:
         rows = [torch.as_tensor(x, device=agent.device) for x in (self.obs[:-1], self.actions, self.action_masks)]
         log_probs = []
         values = []
-        size = 1 + 2**22 // choices  # rows at a time: one may have 50,000 logits
+        size = 1 + 2**22 // choices  # rows at a time, about 2**22 logits: one row may have 50,000
         for obs, actions, masks in zip(*[field.flatten(0, 1).split(size) for field in rows]):
             log_prob, _, value = agent(self.observations(obs), actions, masks)
             log_probs.append(log_prob)
@@ -432,7 +432,7 @@ def approximate_kl(log_ratios):
 
 def masked_ppo_loss(agent, batch, args):
     """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
-    # Masks as when acting: pi/pi_old begins at 1. --naive-mask: it begins below 1, and approx_kl comes out too low.
+    # The same masks as when acting: pi/pi_old is 1 at first. With --naive-mask it is below 1, and approx_kl is too low.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob
@@ -464,9 +464,9 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs_and_masks, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            ended = np.zeros(args.num_envs, bool)  # whose episode has just ended: the next step only resets it
             buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
@@ -513,7 +513,7 @@ RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"num_steps": (2, 1e15), "gamma": (0, 1), "gae_lambda": (0, 1)}
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # training episodes show how good the agent is: stop_at_return goes by them, not by evaluations
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
 SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
 write_state = torch.save

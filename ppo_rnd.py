@@ -12,10 +12,10 @@ before. A predictor g (the paper's f with a hat) learns to give the same feature
 weights never change. Where the agent has been often, the predictor is good; its error on the next observation says how
 new that is:
 
-    r_int = mean over features of (g(s') - f(s'))^2            (arXiv 1810.12894, section 2.2, which takes their sum)
+    r_int = mean over features of (g(s') - f(s'))^2      (arXiv 1810.12894, section 2.2: the sum; its code: the mean)
 
 Each kind of reward has its own discount and its own critic (section 2.3). Extrinsic returns end with the episode.
-Intrinsic returns go on into the next one: who dies in search of something new can go on searching, and loses only the
+Intrinsic returns go on into the next episode: an agent that dies while exploring can explore again, and only loses the
 way back. PPO follows the sum of both advantages, c_ext A_ext + c_int A_int. All else is as in ppo.py: see
 `diff ppo.py ppo_rnd.py`.
 
@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate
@@ -64,7 +64,7 @@ class Args:
     num_steps: int = 128  # steps of each environment per rollout
     num_minibatches: int = 4  # parts of a rollout, one gradient step each
     update_epochs: int = 4  # passes over a rollout
-    gamma: float = 0.99  # discount
+    gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
     extrinsic_coef: float = 2.0  # weight of extrinsic advantages (with norm_adv only the two weights' ratio matters)
     intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: novelty is learnt, but not followed
@@ -72,7 +72,7 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # the predictor learns from this share of each minibatch: less slows it down
+    predictor_share: float = 0.25  # the predictor learns from this share of each minibatch: a smaller one slows it
     random_steps: int = 100  # steps of random play, in each environment, that begin the statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -81,12 +81,12 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # no more epochs once the KL divergence in an epoch's last minibatch exceeds this
+    target_kl: float | None = None  # end a rollout's epochs after one whose last minibatch has approx_kl above this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of both critics'; None: as the actor's
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are always true ones
+    normalize_reward: bool = False  # divide extrinsic rewards by the running standard deviation of their return
+    clip_reward: bool = False  # learn from the signs of extrinsic rewards (Atari); reported returns are true ones
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -262,7 +262,7 @@ class CuriousAgent(Agent):
         return log_probs, entropies, values, intrinsic_values
 
 
-Agent = CuriousAgent  # as make_agent calls it
+Agent = CuriousAgent  # so that make_agent, which is the same as in ppo.py, makes one with two critics
 
 
 # ------------------------------------------------------------------------------------------------------- curiosity
@@ -287,9 +287,9 @@ class RND(nn.Module):
 
     def forward(self, obs):
         """Novelty (B,) of a tensor of observations (B, …): the squared error of the prediction, mean over features."""
-        # An entry that has been constant has a deviation of nearly 0: when it first varies, it is cut to 5 or -5.
+        # Clipped to ±5 (section 2.4). An entry that was constant has a deviation near 0: its first change gives ±5.
         x = self.obs_stats(obs.float()).clamp(-5, 5)
-        if self.image:
+        if self.image:  # with all stacked frames: in the paper, these two networks see only the last one
             x = 255 * x  # NatureCNN takes bytes and divides them by 255
         return ((self.predictor(x) - self.target(x)) ** 2).mean(1)
 
@@ -355,9 +355,9 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
 
     A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t)
 
-    Returns go on into the next episode (arXiv 1810.12894, section 2.3): u is the next row that is no reset row, t + 1,
-    or t + 2 at an episode's end (see the table below). What comes out for reset rows means nothing. After the last row
-    comes values[T]: if an episode ends there, that is the value of its final observation, not of the next one's first.
+    Returns go on into the next episode (arXiv 1810.12894, section 2.3). u is the next row that is not a reset row:
+    t + 1, or t + 2 where an episode ends (see the table in CuriousBuffer). Results for reset rows mean nothing. After
+    the last row, V is values[T]: if an episode ends there, V of its final observation, not of the next one's first.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
@@ -448,14 +448,14 @@ class CuriousBuffer:
         terminated = torch.as_tensor(self.terminated, device=values.device)
         truncated = torch.as_tensor(self.truncated, device=values.device)
         steps = rewards, values[:-1], values[1:], terminated, truncated
-        extrinsic, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+        ext_advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
         if args.episodic:
             steps = intrinsic_rewards, intrinsic_values[:-1], intrinsic_values[1:], terminated, truncated
-            intrinsic, self.intrinsic_returns = compute_gae(*steps, args.intrinsic_gamma, args.gae_lambda)
+            int_advantages, self.intrinsic_returns = compute_gae(*steps, args.intrinsic_gamma, args.gae_lambda)
         else:
-            steps = intrinsic_rewards, intrinsic_values, ~self.played
-            intrinsic, self.intrinsic_returns = compute_intrinsic_gae(*steps, args.intrinsic_gamma, args.gae_lambda)
-        self.advantages = args.extrinsic_coef * extrinsic + args.intrinsic_coef * intrinsic
+            steps = intrinsic_rewards, intrinsic_values, ~self.played, args.intrinsic_gamma, args.gae_lambda
+            int_advantages, self.intrinsic_returns = compute_intrinsic_gae(*steps)
+        self.advantages = args.extrinsic_coef * ext_advantages + args.intrinsic_coef * int_advantages
 
     def minibatches(self, num_minibatches, rng):
         """Yield Batches that together hold every row but the reset rows once, in random order."""
@@ -540,9 +540,9 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            ended = np.zeros(args.num_envs, bool)  # whose episode has just ended: the next step only resets it
             buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
@@ -582,7 +582,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: learning must see observations normalised as they were for acting
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and predictor have seen the same
+        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now; algorithm 1 does it before learning
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
@@ -594,7 +594,7 @@ RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"num_steps": (2, 1e15), "gamma": (0, 1), "intrinsic_gamma": (0, 1), "gae_lambda": (0, 1)}
 RANGES |= {"predictor_share": (1e-6, 1)} | dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "predictor's error", "entropy": "policy's entropy"}
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # training episodes show how good the agent is: stop_at_return goes by them, not by evaluations
 PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
@@ -662,7 +662,7 @@ class NatureCNN(nn.Module):
 
 
 def feature_network(observation_space, extra_layers):
-    """Features (B, 128) of normalised observations (B, …): for images a CNN, for vectors a linear layer comes first."""
+    """Features (B, 128; the paper: 512) of normalised observations (B, …): a CNN or a linear layer comes first."""
     if is_image(observation_space):
         size = 512
         layers = [NatureCNN(observation_space.shape)]

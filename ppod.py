@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # demonstrations
     rho: float = 0.1  # probability that the next episode is a replay of a reward demo
@@ -91,7 +91,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # no more epochs once the KL divergence in an epoch's last minibatch exceeds this
+    target_kl: float | None = None  # end a rollout's epochs after one whose last minibatch has approx_kl above this
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
@@ -102,7 +102,7 @@ class Args:
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order; without a dot: a class of this script
     max_episode_steps: int | None = None  # truncate episodes after this many steps
-    max_episode_return: float = math.inf  # truncate episodes whose return reaches this (not None: see draw_next)
+    max_episode_return: float = math.inf  # truncate episodes whose return reaches this (inf, not None: see draw_next)
     total_timesteps: int = 500_000  # environment steps to train for (neither resets nor replays count)
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
     seed: int = 1  # seed of everything that is drawn at random
@@ -237,10 +237,10 @@ class RecurrentAgent(nn.Module):
         return log_probs.view_as(values), entropies.view_as(values), values, states
 
     def certain_log_prob(self):
-        """log mu, where mu is how probable a replayed action was: PPO+D takes any for certain, so log 1 = 0.
+        """log mu of a replayed action, mu being the probability that it was chosen with: PPO+D sets mu = 1, log mu = 0.
 
-        With continuous actions nothing has probability 1: there mu is taken as the density at the mean of a Gaussian
-        with our present std. So pi/mu <= 1 at first, as for discrete actions.
+        Continuous actions, which the paper does not have, have densities: there mu is the density at the mean of a
+        Gaussian with our present std. So pi/mu <= 1 at first, as for discrete actions.
         """
         if not self.continuous:
             return 0.0
@@ -310,8 +310,8 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Chunks of L steps, (L, B, …); the GRU begins a chunk with its first state. Rows are trained on unless they are reset
-# rows. The loss compares the present log-probs and values with the old ones.
+# Chunks of L steps, (L, B, …). The GRU begins a chunk at states[0], its state there in the rollout. All but reset rows
+# are trained on. The loss compares the present log-probs and values with the old ones.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -321,12 +321,12 @@ class SequenceBuffer:
 
         row  observation          reward  terminated  truncated  reset row  replayed
          0   last of the demo     r       no          yes        no         yes
-         1   its final one        0       no          no         yes        no
+         1   final one, of demo   0       no          no         yes        no
          2   s0 of an episode     r0      no          no         no         no
 
-    A slot replays the end of a demo, then shows its environment. Row 1 is a reset row and never trained on, but it
-    holds the true successor of row 0, whose value stands for the rest of a demo that ends truncated. The row after the
-    end of a real episode is just the same, for in it the environment resets itself.
+    A slot replays the last step of a demo, then shows its environment. Row 1 is a reset row and never trained on, but
+    it holds the demo's final observation: after truncation, the value of that stands for the rest. The row after a real
+    episode's end is a reset row as well: in it the environment resets itself.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -377,7 +377,7 @@ class SequenceBuffer:
         self.replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
         log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D's trick: what is replayed counts as certain
-        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])
+        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # no feature depends on reset_rows[-1]
         self.states = torch.cat([self.state[None], states[:-1]])
         return log_probs, torch.cat([values, agent.critic(last_features).squeeze(2)])
 
@@ -407,9 +407,9 @@ class SequenceBuffer:
 
     def explained_variance(self):
         """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
-        played = torch.as_tensor(~self.reset_rows, device=self.returns.device)
-        returns = self.returns[played]
-        errors = returns - self.old_values[played]
+        trained = torch.as_tensor(~self.reset_rows, device=self.returns.device)
+        returns = self.returns[trained]
+        errors = returns - self.old_values[trained]
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
@@ -424,7 +424,7 @@ class Demo:
     terminated: bool  # whether the episode ended with the last row; if not, it was truncated there
     total: float  # return of the whole episode, of which this may be the beginning
     human: bool = False  # never dropped
-    max_value: float = 0.0  # the critic's highest: over the whole episode when added, later over its last replay
+    max_value: float = 0.0  # highest value of its states: when added, of the whole episode; later, of its last replay
     id: int = 0  # given by PPODBuffer
 
     def arrays(self, convert):
@@ -466,9 +466,9 @@ def replay_probabilities(max_values, alpha):
 class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
-    Reward demos are from outside, or the agent's own best; value demos are those of its other episodes of whose states
-    the critic thinks most highly. While there are value demos, each new reward demo makes replays of reward demos
-    likelier (rho), of value demos less likely (phi).
+    Reward demos come from outside, or are the agent's episodes with a good return. Value demos are its other episodes:
+    those in which the critic gave some state the highest values. While there are value demos, each new reward demo
+    raises rho and lowers phi by as much.
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -501,9 +501,9 @@ class PPODBuffer:
         return None
 
     def restart(self, envs, obs, rng):
-        """Forget all episodes and replays under way. Returns what the slots show of new environments that show obs.
+        """Forget all episodes and replays under way; `obs` are those of new environments. Returns what the slots show.
 
-        The first slot shows its environment: after a checkpoint there has to be a step that is not a replay.
+        The first slot shows its environment: with replays only, run.step would not move, and `train` would restart.
         """
         self.replays[0] = None
         self.needs_reset[:] = False
@@ -530,11 +530,11 @@ class PPODBuffer:
             self.needs_reset[to_reset] = False
         return next_obs
 
-    def show(self, envs, buffer, t, next_obs, rng):
-        """Write into row t what slots replay there, in place of what their environments did. Returns next_obs (N, …).
+    def insert_replays(self, envs, buffer, t, next_obs, rng):
+        """Overwrite row t of slots that replay by their demo's step. Returns next_obs (N, …), which go into row t + 1.
 
-        These go into row t + 1. All environments step, but those behind replays run on unseen. In a reset row nothing
-        happens, neither a reward nor an end, but what the slot shows next is drawn.
+        Their environments step as well, unseen. A reset row has neither a reward nor an end: in it a slot draws what it
+        shows next.
         """
         reset_rows = buffer.reset_rows[t]
         buffer.rewards[t, reset_rows] = 0
@@ -568,7 +568,7 @@ class PPODBuffer:
         values = values.cpu().numpy()
         ends = buffer.terminated | buffer.truncated
         for i, parts in enumerate(self.episodes):
-            for rows in np.split(np.arange(len(ends)), np.flatnonzero(ends[:, i]) + 1):
+            for rows in np.split(np.arange(len(ends)), np.flatnonzero(ends[:, i]) + 1):  # cut after each end
                 rows = rows[~buffer.reset_rows[rows, i]]
                 parts.append([x[rows, i] for x in (buffer.obs, buffer.actions, buffer.rewards, values)])
                 if len(rows) > 0 and ends[rows[-1], i]:
@@ -606,7 +606,7 @@ class PPODBuffer:
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
-        if is_good(lowest, self.reward_threshold):  # it never falls; without the flag it is above 0
+        if lowest > (self.reward_threshold or 0):  # it never falls; without the flag it is above 0
             self.reward_threshold = lowest
 
     def add(self, demo_list, demo):
@@ -767,7 +767,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, demos=demos)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs, rng = run.new_envs()
             obs = demos.restart(envs, obs, rng)
             ended = np.zeros(args.num_envs, bool)  # where a slot's episode or replay has, its next row is a reset row
@@ -785,7 +785,7 @@ def train(args):
             buffer.actions[t], state = agent.sample(obs, ended, state, noise[t])
             actions = to_env(buffer.actions[t], agent.action_space)
             obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(actions)
-            obs = demos.show(envs, buffer, t, obs, rng)  # replays in place of what the environments behind them did
+            obs = demos.insert_replays(envs, buffer, t, obs, rng)  # in place of what these slots' environments did
             ended = buffer.terminated[t] | buffer.truncated[t]
         real = ~buffer.reset_rows & (buffer.demo_ids == 0)  # neither replays nor reset rows count
         run.count(buffer.obs, buffer.rewards * real, (buffer.terminated | buffer.truncated) & real, ~real)
@@ -823,7 +823,7 @@ RANGES = {"num_steps": (2, 1e15)} | dict.fromkeys(LEAST_1, (1, 1e15))
 RANGES |= dict.fromkeys("gamma gae_lambda rho phi".split(), (0, 1))
 RANGES |= dict.fromkeys("stop_at_return max_episode_return initial_reward_threshold".split(), (-1e15, math.inf))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # training episodes show how good the agent is: stop_at_return goes by them, not by evaluations
 PLUGINS = {"ALE/": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers these
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module

@@ -52,17 +52,17 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"  # the target of an update
     learning_rate: float = 0.1  # alpha: how far an entry of the table moves towards its target
     anneal_lr: bool = False  # lower the learning rate linearly to zero
     gamma: float = 0.99  # discount
-    epsilon_start: float = 1.0  # share of random actions at first
-    epsilon_min: float = 0.05  # share of random actions in the end
-    epsilon_decay: float = 0.99  # factor of that share per episode, down to epsilon_min
-    exploration_fraction: float | None = None  # lower epsilon linearly over this part of the run instead
+    epsilon_start: float = 1.0  # epsilon in the first episode: the probability of a random action
+    epsilon_min: float = 0.05  # the lowest epsilon
+    epsilon_decay: float = 0.99  # factor of epsilon per episode, down to epsilon_min
+    exploration_fraction: float | None = None  # if given, lower epsilon linearly over this part of the run instead
     grid_size: int = 20  # Box observations: bins of each dimension
     grid_low: tuple[float, ...] | None = None  # lower end of each dimension's bins; None: the space's own bounds
     grid_high: tuple[float, ...] | None = None  # upper end; what lies outside goes to the bin at the edge
@@ -94,9 +94,9 @@ class QTable:
 
     They are lists of lists: reading and writing single numbers is faster there than in NumPy arrays. All begin at 0:
     where rewards are negative, what has not been tried looks best.
-    An observation is one number or several. The range of each is cut at its `edges`, and the number of edges that lie
-    at or below it is its bin: so what lies outside of all edges is in the first bin or the last. Integers 0 … n - 1
-    have the edges 1 … n - 1: each is its own bin.
+    An observation is one number or several, each with its own `edges`. The bin of a number is how many of its edges are
+    at or below it: below all edges it is in the first bin, above all in the last. Integers 0 … n - 1 have the edges
+    1 … n - 1: each is its own bin.
     """
 
     def __init__(self, edges, action_space, num_tables=1):
@@ -114,8 +114,8 @@ class QTable:
         if run and not math.isfinite(sum(numbers)):
             run.check_finite(observation=obs)
         row = 0
-        for number, edges, bins in zip(numbers, self.edges, self.bins):
-            row = row * bins + bisect(edges, number)
+        for number, cuts, num_bins in zip(numbers, self.edges, self.bins):
+            row = row * num_bins + bisect(cuts, number)
         return row
 
     def values(self, state):
@@ -125,7 +125,7 @@ class QTable:
         return [a + b for a, b in zip(self.tables[0][state], self.tables[1][state])]
 
     def act(self, obs):
-        """The best actions, as the environment takes them, of a batch of observations: evaluations call this."""
+        """The best actions (of equal ones the first), as the environment takes them, of a batch of observations."""
         batch = zip(*obs) if isinstance(obs, tuple) else obs  # of a Tuple space: a tuple of arrays
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
@@ -143,7 +143,7 @@ class QTable:
 
 
 def epsilon_greedy(values, epsilon, rng):
-    """With probability epsilon any action, else one with the highest value; which of several, is left to chance."""
+    """With probability epsilon a random action, else one with the highest value; ties are broken at random."""
     if rng.random() < epsilon:
         return rng.randrange(len(values))
     best = max(values)
@@ -170,8 +170,8 @@ def linear_schedule(start, end, duration, step):
 
 
 # ---------------------------------------------------------------------------------------------- the four algorithms
-# What Q(S, A) should become after the step S, A, R, S': its target. `next_values` is the row Q(S', .) of the table;
-# `discount` is gamma, but 0 if the episode terminated: then there is no future, and that row counts for nothing.
+# What Q(S, A) should become after the step S, A, R, S': its target. `next_values` is the row Q(S', .) of the table that
+# is updated; `discount` is gamma, but 0 if the episode terminated: then there is no future, and that row is not used.
 
 
 def q_learning_target(reward, discount, next_values):
@@ -195,7 +195,7 @@ def double_q_target(reward, discount, next_values, other_next_values):
 
     The maximum of noisy values is too high on average; what another table says of that action is not too high.
     """
-    best = next_values.index(max(next_values))
+    best = next_values.index(max(next_values))  # of equal ones the first
     return reward + discount * other_next_values[best]
 
 
@@ -205,18 +205,18 @@ def play_episode(agent, env, run, rng, args):
     state = agent.state(obs, run)
     action = None
     total = 0.0
-    for _ in range(args.max_episode_steps or 27_000):  # as in `evaluate`; its end is a truncation
+    for _ in range(args.max_episode_steps or 27_000):  # 27_000 as in `evaluate`; the loop's end is a truncation
         epsilon, learning_rate = schedules(args, run.step, len(run.episodes))
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
-        reward = float(reward)  # one np.float32 would make its whole row np.float32, which a checkpoint does not keep
+        reward = float(reward)  # np.float32 would spread from entry to entry; a checkpoint gives back Python floats
         run.step += 1
         next_state = agent.state(obs, run)
         next_action = None  # only Sarsa chooses it before the update
         discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value
 
-        q = agent.tables[0]  # the only table, or the first of two
+        q = agent.tables[0]  # the only table; double-q picks one of its two below
         if args.algorithm == "q-learning":
             target = q_learning_target(reward, discount, q[next_state])
         elif args.algorithm == "sarsa":
@@ -250,13 +250,13 @@ def train(args):
     run = Run(args, agent, envs)  # with --resume, it loads a checkpoint
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, _, generator = run.new_envs()
             env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
             rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator
         play_episode(agent, env, run, rng, args)  # advances run.step
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
-    draw_values(run.dir, args, agent, env)
+    draw_values(run.dir, args, agent, envs.envs[0])
     return run.finish()
 
 

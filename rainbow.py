@@ -5,7 +5,7 @@
 #   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
 # ]
 # ///
-"""Rainbow: DQN and six improvements, all in this one file. Each of them is a switch; with all six off it is dqn.py.
+"""Rainbow: DQN and six improvements, in this one file. Each is a switch; with all six off it is dqn.py --no-double.
 
     --double          one network chooses the next action, the other says what it is worth         (arXiv 1509.06461)
     --prioritized     what is learnt worst is replayed most                                        (arXiv 1511.05952)
@@ -14,9 +14,9 @@
     --distributional  not only the mean of the return is learnt, but how likely each return is     (arXiv 1707.06887)
     --noisy           noise in the weights explores, and how much of it is learnt                  (arXiv 1706.10295)
 
-Together: the network gives fixed returns z, the atoms, probabilities p(s, a), and Q(s, a) is the sum of z p. With
-R = r_0 + gamma r_1 + …, the discounted sum of n rewards, and a*, the action whose Q(s_n, .) is highest, the target is
-the distribution of y, where z has the target network's probabilities p'. Phi shares it out among the atoms:
+Together: the atoms z are fixed returns. The network gives their probabilities p(s, a), and Q(s, a) = sum of z p. With
+R = r_0 + gamma r_1 + …, the discounted sum of n rewards, and a* = argmax_a Q(s_n, a), each atom z becomes a return y
+with z's probability p' by the target network. Phi projects this distribution of y onto the atoms:
 
     y = R + gamma^n (1 - terminated) z,   L = E[ KL( Phi(y, p'(s_n, a*))  ||  p(s_0, a_0) ) ]
 
@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # the six improvements, and their settings
     double: bool = True  # double DQN: the network chooses the action that the target network values
@@ -131,7 +131,7 @@ class NoisyLinear(nn.Linear):
         noise_W = f(e_out) f(e_in)^T,   noise_b = f(e_out),   f(e) = sign(e) sqrt|e|
 
     The noise is factorised: a Gaussian number e for each input and each output, not for each weight. In evaluation
-    mode, module.eval(), there is none.
+    mode, module.eval(), there is none. `layer` gives W and b orthogonal and zero values; the paper's are uniform.
     """
 
     def __init__(self, inputs, outputs, sigma):
@@ -172,7 +172,7 @@ def stream(inputs, hidden_sizes, outputs, linear):
 
 
 def dueling_values(value, advantages):
-    """Q = V + A - mean A, (B, actions, atoms), of V (B, 1, atoms) and A like Q   (arXiv 1511.06581, eq. 9)."""
+    """V + A - mean A (B, actions, atoms) of V (B, 1, atoms) and A: Q, or logits of atoms (arXiv 1511.06581, eq. 9)."""
     return value + advantages - advantages.mean(1, keepdim=True)
 
 
@@ -180,11 +180,11 @@ class RainbowNetwork(nn.Module):
     """Q(s, a) of all actions at once; with --distributional it is the mean of a distribution of returns.
 
                      ┌── stream: hidden layer, outputs for every action ────────────────┐
-        obs ── body ─┤                                                                  ├─ Q = V + A - mean A
+        obs ── body ─┤                                                                  ├─ V + A - mean A
                      └── --dueling: another stream, with outputs for the state's value ─┘
 
     The body is the convolutions of a CNN for images, and all hidden layers but the last for vectors; that one belongs
-    to the streams. --distributional: an output for each atom. --noisy: all layers of the streams are noisy.
+    to the streams. --distributional: a logit per atom, no Q yet: p = softmax. --noisy: the streams' layers are noisy.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -216,7 +216,7 @@ class RainbowNetwork(nn.Module):
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def outputs(self, obs):
-        """The outputs (B, actions, atoms) for a tensor of observations (B, …); vectors are flat and normalised."""
+        """V + A - mean A (B, actions, atoms) of observations (B, …): logits of the atoms, or Q with a single "atom"."""
         if not self.image:
             obs = obs.reshape(len(obs), -1).float()
             obs = obs if self.obs_stats is None else self.obs_stats(obs)
@@ -274,15 +274,15 @@ class RainbowNetwork(nn.Module):
 
 # -------------------------------------------------------------------------------------------------- replay buffer
 
-# Flat tensors (B, …): from obs, whose action is stored, over up to n steps to next_obs. rewards are discounted sums of
-# k <= n rewards, discounts are gamma^k   (arXiv 1710.02298, eq. 2, where k = n).
+# Tensors (B, …). The action was taken at obs; k <= n steps later came next_obs. `rewards` are the discounted sums of
+# these k rewards, `discounts` are gamma^k   (arXiv 1710.02298, eq. 2, where k = n).
 NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs terminated discounts")
 
 
 class NStepBuffer:
     """The last `capacity` transitions over up to n steps, first in, first out, in host memory; uint8 stays uint8.
 
-    Every step opens a window. It closes with its n-th reward, or where the episode ends: a transition. With n = 3:
+    Every step opens a window. After n rewards, or at the end of the episode, it closes and becomes a transition. n = 3:
 
         step         0     1     2     3, the last one
         window 0     r0  + γ r1 + γ² r2                  from s0 to s3, discount γ³
@@ -391,7 +391,7 @@ class NStepBuffer:
 
 
 class SumTree:
-    """Draws slots in proportion to their priorities p = (|error| + 1e-6)^alpha (p^alpha in arXiv 1511.05952, 3.3).
+    """Draws slots in proportion to p = (|error| + 1e-6)^alpha, which arXiv 1511.05952, section 3.3, writes p^alpha.
 
     Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities 1, 2, 0 and 5:
 
@@ -468,19 +468,19 @@ def linear_schedule(start, end, duration, step):
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
 
-    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    the target network as its second). The maximum of estimates that have errors is too high on average; less so if Q
-    chooses a* and Q' rates it, for their errors differ. gamma is a number, or (B,).
+    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4, where
+    theta' is the target network). A maximum over estimates with errors is too high on average. It is less so if Q
+    chooses a* and Q' evaluates it, because their errors differ. gamma is a number, or (B,): gamma^k of k steps.
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
 def project(rewards, terminated, discounts, probs, support):
-    """Share out the probabilities p of y = r + discount (1 - terminated) z among the atoms: m (B, atoms).
+    """Project the distribution of y = r + discount (1 - terminated) z onto the atoms: probabilities m (B, atoms).
 
-    The atoms z of the support (atoms,) lie at equal distances d; `probs` (B, atoms) are the p. Where y_j, made of z_j,
-    falls between two atoms they share p_j, the nearer one gets more; beyond the ends, the outermost gets it all:
+    The atoms z_j of the support (atoms,) are d apart; `probs` (B, atoms) are their probabilities p_j, so also y_j's.
+    If y_j falls between two atoms, they share p_j; the nearer gets more. Beyond the ends, the outermost gets it all:
 
         m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j     (arXiv 1707.06887, eq. 7)
 
@@ -538,13 +538,13 @@ def train(args):
     buffer = make_n_step_buffer(args, envs, agent)  # without --multi-step n is 1, without --prioritized alpha None
     run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)  # or later: what open windows hold is not stored
+    learning_starts = max(args.learning_starts, args.batch_size)  # the buffer may lag: it lacks open windows
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
             buffer.begin_episodes()
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         beta = linear_schedule(args.beta, 1, args.total_timesteps, run.step)
@@ -555,19 +555,19 @@ def train(args):
         actions = agent.explore(obs, epsilon, rng)  # with --noisy, noise in the weights explores
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, ended, next_obs)
+        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
         if args.normalize_obs:
-            agent.obs_stats.update(obs[~ended])
+            agent.obs_stats.update(obs[~reset_rows])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         obs = next_obs
-        ended = terminated | truncated
+        reset_rows = terminated | truncated
         # N environments took up to N steps at once. Now make as many updates as one alone would have made meanwhile.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # for Q(s, a) and a* alike; arXiv 1706.10295 draws two
+                    agent.draw_noise(rng)  # the same for Q(s, a) and for a*; arXiv 1706.10295 draws one for each
                     target.draw_noise(rng)
                     losses, errors, figures = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()

@@ -8,14 +8,14 @@
 """Soft actor-critic (SAC), all of it, in this one file.
 
 The actor pi draws its actions from a distribution, and earns a bonus for its entropy: alpha times -log pi(a|s). So it
-goes on trying whatever seems about as good. The critics Q say what return, with bonuses, to expect of an action. They
-learn from old transitions (s, a, r, s'); a' and the actor's own a are drawn anew from pi:
+keeps trying all actions that seem about equally good. The critics Q say what return, bonuses included, to expect.
+Both learn from old transitions (s, a, r, s'): Q minimises L, pi maximises J. a' and the a of J are drawn from pi:
 
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')),    L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
 
-where Q' follow Q slowly, and of two critics the lower value counts. alpha rises while pi is more certain than wanted,
-and falls while it is less.
+where the Q' follow the Q slowly, and of two critics the lower value counts. A learnt alpha rises while pi's entropy is
+below target_entropy, and falls while it is above.
 
     python sac.py                                           # Pendulum-v1, a minute
     python sac.py --alpha 0.2                               # with a fixed weight of the entropy
@@ -55,14 +55,14 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
 
     # algorithm
     alpha: float | None = None  # weight of the entropy; None: learnt, so that entropy is -1 per dimension of actions
-    policy_frequency: int = 2  # critic updates between rounds of actor updates, of which each has as many
+    policy_frequency: int = 2  # critic updates, then as many actor updates, all on the last batch; 1: as in the papers
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
-    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics and alpha
-    anneal_lr: bool = False  # lower these two linearly to zero
+    critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
+    anneal_lr: bool = False  # lower the rates of actor and critics linearly to zero; alpha's stays
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions to keep
     batch_size: int = 256  # transitions per update
@@ -71,9 +71,9 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # how far the targets move towards the networks in one update
-    noise: Literal["gaussian", "ou"] = "gaussian"  # by which actions are drawn: independent, or (ou) lasting
-    exploration_noise: float = 1.0  # deviation of what is drawn in each step; 1: gaussian noise draws from pi
-    ou_theta: float = 0.15  # share of ou noise that fades in a step; 0.15 and 0.53 above: a deviation of 1, as pi's
+    noise: Literal["gaussian", "ou"] = "gaussian"  # what explore draws: independent, or (ou, not in SAC) lasting
+    exploration_noise: float = 1.0  # standard deviation of what is drawn in each step; 1: gaussian noise draws from pi
+    ou_theta: float = 0.15  # share of ou noise that fades in a step; with 0.53 above, 0.15 gives deviation 1, as pi's
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -117,7 +117,7 @@ def encoder(observation_space):
 
 
 class SquashedActor(nn.Module):
-    """pi(.|s): a Gaussian for each state, in each dimension, whose draws tanh squashes into [-1, 1]."""
+    """pi(.|s): tanh(u) in [-1, 1]^D, where u is Gaussian. The network gives the mean and log sigma of u for each s."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -125,13 +125,13 @@ class SquashedActor(nn.Module):
         self.mlp = uniform_mlp(features, args.hidden_sizes, 2 * math.prod(action_space.shape))
 
     def forward(self, obs):
-        """Means and logarithms of deviations, each (B, D), before tanh, for observations (B, …)."""
+        """Mean and log sigma of u, each (B, D), of observations (B, …); bounds -20 and 2 as in the authors' code."""
         mean, log_std = self.mlp(self.encoder(obs)).chunk(2, dim=1)
         return mean, log_std.clamp(-20, 2)
 
 
 class Critic(nn.Module):
-    """Q(s, a): the discounted return to expect after action a in state s."""
+    """Q(s, a): the return, with entropy bonuses for the later actions, to expect after action a in state s."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -146,7 +146,7 @@ class Critic(nn.Module):
 class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q and their targets Q', which follow them slowly, and the weight of entropy, alpha.
 
-    Everywhere but in the environment, actions are (B, D) in [-1, 1]: so the critics see numbers of one size.
+    Actions are (B, D) in [-1, 1], for the critics; but log pi, and so the entropy, is of the environment's actions.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -172,12 +172,12 @@ class SoftActorCritic(nn.Module):
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
-    def normalized(self, batch):
-        """Transitions as the networks see them."""
+    def observe_batch(self, batch):
+        """Transitions whose obs and next_obs are what the networks see."""
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
 
     def draw(self, obs, rng):
-        """Actions (B, D) from pi, and their log-densities (B,), for observations as `observe` gives them."""
+        """Actions (B, D) from pi, in [-1, 1], and log pi (B,) in the environment's units; obs come from `observe`."""
         mean, log_std = self.actor(obs)
         noise = torch.as_tensor(rng.standard_normal(mean.shape, np.float32), device=self.device)
         return squashed_gaussian(mean, log_std, noise, self.half_range)
@@ -207,9 +207,9 @@ class SoftActorCritic(nn.Module):
 def squashed_gaussian(mean, log_std, noise, half_range):
     """Actions tanh(u) (B, D) and their log-densities (B,), u = mean + sigma noise   (arXiv 1801.01290, eq. 21).
 
-    The environment plays the middle of its bounds + half_range tanh(u); half_range is (D,). Its density is that of u
-    divided by the slope, the product of half_range (1 - tanh(u)^2) over dimensions. In the form
-    log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u))), it is exact even where tanh(u) rounds to 1.
+    The environment plays the middle of its bounds + half_range tanh(u); half_range is (D,), and 1 in the paper. The
+    density is that action's: u's divided by the slope, the product of half_range (1 - tanh(u)^2) over dimensions.
+    log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u))) is accurate even where tanh(u) rounds to 1.
     """
     u = mean + log_std.exp() * noise
     log_density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -219,7 +219,7 @@ def squashed_gaussian(mean, log_std, noise, half_range):
 
 # ---------------------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """Noise (N, D) on the actions of this step, made from that of the step before.
+    """The noise (N, D) from which `explore` makes this step's actions; it follows from that of the step before.
 
     x <- (1 - theta) x + sigma N(0, 1): Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7), which pushes one way for
     about 1 / theta steps. With theta = 1 nothing of x is left: independent Gaussian noise.
@@ -245,8 +245,8 @@ class ReplayBuffer:
         s1                a1       r1      s2, the final one      yes         no
         s2                ignored  0       s0 of the next one     no          yes: not stored
 
-    So each stored next_obs is the true one. A terminated transition has no future. A truncated one has: its target goes
-    on from next_obs as any other's does, so `truncated` is not stored.
+    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. That of a
+    truncated one bootstraps from next_obs, as any other does: so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -265,7 +265,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Store a step of all environments, each argument (N, …), without reset rows; return the slots written."""
+        """Store a step of all N environments, except reset rows; `truncated` is not used. Returns the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -338,9 +338,9 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------------------- training
 def updates_due(step_before, step, args):
-    """The numbers of the critic updates, from 1 up, that the steps from step_before + 1 to `step` bring.
+    """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
 
-    Steps of all environments count, so the ratio of updates to steps does not depend on how many there are.
+    All environments' steps count, so num_envs does not change updates per step. The first comes after learning_starts.
     """
     rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
     rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
@@ -349,7 +349,7 @@ def updates_due(step_before, step, args):
 
 
 def soft_bellman_targets(agent, batch, args, rng):
-    """What the critics learn, y (B,): soft_td_targets of actions a' drawn from pi(.|s')."""
+    """The targets y (B,) of the critics for a batch: soft_td_targets of actions a' drawn from pi(.|s')."""
     with torch.no_grad():
         next_actions, next_log_probs = agent.draw(batch.next_obs, rng)
         next_values = torch.stack([critic(batch.next_obs, next_actions) for critic in agent.target_critics])
@@ -368,27 +368,28 @@ def train(args):
     run = Run(args, agent, envs, buffer=buffer, actor=actor_optimizer, critic=critic_optimizer, alpha=alpha_optimizer)
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start, and after each checkpoint, which holds no episodes
+        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where one has, the next step only resets its environment
+            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
         step_before = run.step
         if args.anneal_lr:
             actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
             critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
 
-        noise = next_noise(noise, ended, args, rng)
+        noise = next_noise(noise, reset_rows, args, rng)
         actions = agent.explore(obs, noise) if run.step >= args.learning_starts else rng.uniform(-1, 1, noise.shape)
-        last_obs = obs.copy()  # the environments may write what comes next into the same array
-        obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        buffer.add(last_obs, actions, rewards, terminated, truncated, ended, obs)
-        if args.normalize_obs:  # what is stored stays as it is: `normalized` changes what the networks see
-            agent.obs_stats.update(last_obs[~ended])
-        run.count(obs, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
-        ended = terminated | truncated
+        obs = obs.copy()  # the environments may write their next observations into the same array
+        next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
+        if args.normalize_obs:  # what is stored stays as it is: the networks see it through `observe`
+            agent.obs_stats.update(obs[~reset_rows])
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
+        obs = next_obs
+        reset_rows = terminated | truncated
 
         for update in updates_due(step_before, run.step, args):
-            batch = agent.normalized(buffer.sample(args.batch_size, rng))
+            batch = agent.observe_batch(buffer.sample(args.batch_size, rng))
             targets = soft_bellman_targets(agent, batch, args, rng)
             values = torch.stack([critic(batch.obs, batch.actions) for critic in agent.critics])
             loss = critic_loss(values, targets)
@@ -397,7 +398,7 @@ def train(args):
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean(), alpha=agent.log_alpha.detach().exp())
             polyak(agent.target_critics, agent.critics, args.tau)
-            if update % args.policy_frequency == 0:  # delayed, but then as often as the critics have been updated
+            if update % args.policy_frequency == 0:  # as in CleanRL: rarer than in the papers, but several at once
                 for _ in range(args.policy_frequency):
                     actions, log_probs = agent.draw(batch.obs, rng)
                     values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])

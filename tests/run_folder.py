@@ -86,3 +86,5 @@ def kill_and_resume(script, flags, every, monkeypatch, folder):
             assert command(script, "--resume run --no-progress") == 0
         assert content(script) == unbroken, f"killed before {names[fatal - 1]}, the {fatal}th file"
     monkeypatch.chdir(folder)
+    fatal = 0
+    assert command(script, "--resume run --no-progress") == 0 and content(script) == unbroken  # nothing is left to do

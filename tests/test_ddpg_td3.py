@@ -246,7 +246,7 @@ def slow_training(number):
     "ActorCritic.observe, not normalised: obs if self.obs_stats is None -> obs if True",
     "ActorCritic.__init__, one critic is a copy of the other: for _ in range(num_critics)) -> "
     "for _ in range(num_critics)); self.critics[-1].load_state_dict(self.critics[0].state_dict())",
-    "ActorCritic.normalized, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
+    "ActorCritic.observe_batch, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
     "next_obs=batch.next_obs",
     "ActorCritic.__init__, the actor's target is the actor: copy.deepcopy(self.actor) -> self.actor",
     "ActorCritic.__init__, the critics' targets are the critics: copy.deepcopy(self.critics) -> self.critics",
@@ -254,18 +254,18 @@ def slow_training(number):
     "bellman_targets, noise bound forgotten: args.noise_clip) -> 99.0)",
     "train, actor's gradients add up: actor_optimizer.zero_grad() -> 0",
     'train, actor\'s rate not annealed: actor_optimizer.param_groups[0]["lr"] = -> unused =',
-    "train, next observations twice: buffer.add(last_obs, -> buffer.add(obs,",
+    "train, next observations twice: buffer.add(obs, -> buffer.add(next_obs,",
     "train, overwritten by the next step: obs.copy() -> obs",
     "train, truncation counts as an end: actions, rewards, terminated, -> actions, rewards, terminated | truncated,",
-    "train, reset rows stored: truncated, ended, obs) -> truncated, ended & False, obs)",
+    "train, reset rows stored: truncated, reset_rows, next_obs) -> truncated, reset_rows & False, next_obs)",
     "train, reset rows are steps: (step_before, run.step, args) -> (step_before, step_before + args.num_envs, args)",
     "train, a random action too many: run.step >= args.learning_starts -> run.step > args.learning_starts",
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
-    "train, noise goes on in the next episode: next_noise(noise, ended, -> next_noise(noise, ended & False,",
-    "train, ends outlive a restart: ended = np.zeros(args.num_envs, bool) -> "
-    "ended = ended if run.step else np.zeros(args.num_envs, bool)",
-    "train, statistics of what comes next: update(last_obs[ -> update(obs[",
-    "train, reset rows counted in the statistics: last_obs[~ended] -> last_obs",
+    "train, noise goes on in the next episode: next_noise(noise, reset_rows, -> next_noise(noise, reset_rows & False,",
+    "train, ends outlive a restart: reset_rows = np.zeros(args.num_envs, bool) -> "
+    "reset_rows = reset_rows if run.step else np.zeros(args.num_envs, bool)",
+    "train, statistics of what comes next: update(obs[ -> update(next_obs[",
+    "train, reset rows counted in the statistics: obs[~reset_rows] -> obs",
 )
 def test_training(script):
     """Every weight, figure and return is that of the slow version above, whatever the options; also where environments

@@ -368,7 +368,7 @@ def slow_training(number):
     "train, no copy of the network: copy.deepcopy(agent) -> agent",
     "train, gradients not shortened: args.max_grad_norm -> 1e9",
     "train, exploration of no steps: max(1, args.exploration_fraction -> max(9, args.exploration_fraction",
-    "train, reset rows stored: truncated, ended, next_obs) -> truncated, ended & False, next_obs)",
+    "train, reset rows stored: truncated, reset_rows, next_obs) -> truncated, reset_rows & False, next_obs)",
     "train, truncation terminates: learned_rewards, terminated, -> learned_rewards, terminated | truncated,",
     "train, obs and next_obs exchanged: buffer.add(obs, -> buffer.add(next_obs,",
     "train, one copy early: if step % args.target -> if (step + 1) % args.target",
@@ -380,7 +380,7 @@ def slow_training(number):
     "train, target network has statistics of its own: target.obs_stats = agent.obs_stats -> 0",
     "train, observations overwritten: obs.copy() -> obs",
     "train, statistics of the observations after: update(obs[ -> update(next_obs[",
-    "train, reset rows in the statistics: update(obs[~ended]) -> update(obs)",
+    "train, reset rows in the statistics: update(obs[~reset_rows]) -> update(obs)",
     "train, seen before acting: actions = agent -> agent.obs_stats and agent.obs_stats.update(obs); actions = agent",
 )
 def test_training(script):

@@ -58,10 +58,10 @@ def test_intrinsic_gae(script):
 
 
 @catches(
-    "CuriousBuffer.compute_advantages, gamma: intrinsic_gae(*steps, args.intrinsic_gamma -> intrinsic_gae(*steps, 0.25",
+    "CuriousBuffer.compute_advantages, gamma: ~self.played, args.intrinsic_gamma -> ~self.played, 0.25",
     "CuriousBuffer.compute_advantages, always episodic: if args.episodic -> if True",
     "CuriousBuffer.compute_advantages, never episodic: if args.episodic -> if False",
-    "CuriousBuffer.compute_advantages, weights: args.extrinsic_coef * extrinsic -> args.intrinsic_coef * extrinsic",
+    "CuriousBuffer.compute_advantages, weights: args.extrinsic_coef * ext -> args.intrinsic_coef * ext",
     "CuriousBuffer.compute_advantages, one critic: intrinsic_values, ~self -> 0 * intrinsic_values, ~self",
     "CuriousBuffer.figures, reset rows counted: [~self.reset_rows] -> ",
     "CuriousBuffer.figures, of other returns: returns = self.returns -> returns = self.intrinsic_returns",

@@ -182,7 +182,7 @@ def test_schedules(script):
 
 
 @catches(
-    "QTable.state, digits in the wrong radix: row * bins -> row * 2",
+    "QTable.state, digits in the wrong radix: row * num_bins -> row * 2",
     "make_q_table, start of a Discrete forgotten: range(part.start + 1, part.start + part.n) -> range(1, part.n)",
     "make_q_table, start of a MultiDiscrete forgotten: range(start + 1, start + n) -> range(1, n)",
 )

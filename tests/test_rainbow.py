@@ -524,12 +524,12 @@ def slow_training(script, args, agent, target):
 
 
 @catches(
-    "train, learns with the noise it has acted with: agent.draw_noise(rng)  # for Q -> pass  # for Q",
+    "train, learns with the noise it has acted with: agent.draw_noise(rng)  # the same -> pass  # the same",
     "train, observations overwritten: obs.copy() -> obs",
     "train, weights left out: (weights * losses).mean() -> losses.mean()",
     "train, weighted errors: update_priorities(slots, errors) -> update_priorities(slots, weights * errors)",
     "train, epsilon beside the noise: 0 if args.noisy else -> ",
-    "train, reset rows stored: truncated, ended, next_obs) -> truncated, ended & False, next_obs)",
+    "train, reset rows stored: truncated, reset_rows, next_obs) -> truncated, reset_rows & False, next_obs)",
 )
 def test_training(script):
     """36 steps of two environments: every weight and priority is that of the slow version above, with all six

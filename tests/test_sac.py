@@ -277,7 +277,7 @@ def slow_training(number):
 
 @catches(
     "SoftActorCritic.observe, not normalised: obs if self.obs_stats is None -> obs if True",
-    "SoftActorCritic.normalized, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
+    "SoftActorCritic.observe_batch, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
     "next_obs=batch.next_obs",
     "SoftActorCritic.explore, always the mean: log_std.exp() * noise -> 0 * noise",
     "SoftActorCritic.draw, without the scale: noise, self.half_range -> noise, 1 + 0 * self.half_range",
@@ -292,13 +292,13 @@ def slow_training(number):
     "train, targets wait: polyak(agent.target_critics, agent.critics, args.tau) -> "
     "update % args.policy_frequency or polyak(agent.target_critics, agent.critics, args.tau)",
     "train, noise begins anew in each step: next_noise(noise, -> next_noise(0 * noise,",
-    "train, next observations twice: buffer.add(last_obs, -> buffer.add(obs,",
+    "train, next observations twice: buffer.add(obs, -> buffer.add(next_obs,",
     "train, overwritten by the next step: obs.copy() -> obs",
     "train, truncation counts as an end: actions, rewards, terminated, -> actions, rewards, terminated | truncated,",
     "train, a random action too many: run.step >= args.learning_starts -> run.step > args.learning_starts",
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
-    "train, statistics of what comes next: update(last_obs[ -> update(obs[",
-    "train, reset rows counted in the statistics: last_obs[~ended] -> last_obs",
+    "train, statistics of what comes next: update(obs[ -> update(next_obs[",
+    "train, reset rows counted in the statistics: obs[~reset_rows] -> obs",
 )
 def test_training(script):
     """Every weight, figure and return is that of the slow version above, whatever the options."""
