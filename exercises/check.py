@@ -39,6 +39,7 @@ POINTS = {1: 50, 2: 20, 3: 30}  # of the steps; of 100 for those that there are
 LIMITS = {"answers": 240, "learn": 1200, "score": 240}  # seconds until a process is ended: many times what it takes
 STARTING = 120  # seconds until Python itself must have begun
 MOST = 2**26  # bytes of prints, or of answers
+ENDED = "your code has ended the process that it ran in"
 PASSED_ON = "PATH HOME USERPROFILE SYSTEMROOT PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS SDL_VIDEODRIVER".split()
 
 
@@ -75,7 +76,6 @@ def run_child(folder, script, **request):
 
     Its end is "" if it came to it by itself.
     """
-    limit = LIMITS[request["what"]]
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment |= {"TMPDIR": str(folder), "TEMP": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
     command = [sys.executable, "-u", str(HERE / "runner.py"), json.dumps(request | {"script": str(script)})]
@@ -83,7 +83,7 @@ def run_child(folder, script, **request):
         pipes = {"stdin": subprocess.DEVNULL, "stdout": answers, "stderr": printed}
         process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes)
         try:
-            end = attend(process, answers, printed, limit)
+            end = attend(process, answers, printed, LIMITS[request["what"]])
         finally:
             with contextlib.suppress(OSError):  # also what it has started itself, where there are process groups
                 os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
@@ -115,6 +115,9 @@ def attend(process, answers, printed, limit):
     return ""
 
 
+new_folder = functools.partial(tempfile.TemporaryDirectory, prefix="check-", ignore_cleanup_errors=True)
+
+
 class Student:
     """A student's file, and what is done with it. It runs in other processes only."""
 
@@ -129,14 +132,14 @@ class Student:
                 raise BadInput(f"{task.name} has not been begun in {path}: python exercises/start.py {task.name}")
 
     def ask(self, folder, **request):
-        """The answers of a process, and how it ended. BadInput if the file cannot be imported."""
+        """The answers of a process, and how it was ended. BadInput if the file cannot be imported."""
         script = Path(folder, self.task.file)
         script.write_bytes(self.source)
         found, printed, end = run_child(folder, script, task=self.task.name, **request)
         self.printed = (self.printed + printed)[:4000]
         refused = next((str(each["refused"]) for each in found if "refused" in each), None)
         if refused is None and not any("loaded" in each for each in found):
-            refused = f"{self.task.file} cannot be imported: {end or 'your code has ended its process'}"
+            refused = f"{self.task.file} cannot be imported: {end or ENDED}"
         if refused is not None:
             raise BadInput(" ".join(refused.split())[:500].replace(self.task.file, str(self.path), 1))
         return [each for each in found if {"result", "error"} & each.keys()], end
@@ -145,28 +148,27 @@ class Student:
         """What the code gives for each case, dicts; where it ends its process, the next case has a new one."""
         found, wanted = [], len(self.task.calls())
         while len(found) < wanted:
-            with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as folder:
+            with new_folder() as folder:
                 answers, end = self.ask(folder, what="answers", first=len(found))
             found += answers
             if len(found) < wanted:
-                found.append({"error": end or "your code has ended the process that it ran in"})
+                found.append({"error": end or ENDED})
             if end:
                 found += [{"error": "not reached: a case before took all the time"}] * (wanted - len(found))
         return list(map(as_answer, found[:wanted]))
 
     def learned(self):
         """(mean, deviation) of an evaluation after a run, or what went wrong. The original evaluates, if it is here."""
-        with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as folder:
+        with new_folder() as folder, new_folder() as other:
             answers, end = self.ask(folder, what="learn")
             if not answers or "error" in answers[0]:
-                return answers[0]["error"] if answers else end or "your code has ended the process that it ran in"
-            with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as other:
-                Path(other, "run").mkdir()
-                for path in Path(folder, "run").glob("checkpoint.*"):
-                    if path.is_file() and not path.is_symlink():
-                        shutil.copyfile(path, Path(other, "run", path.name))
-                script = self.path.resolve() if NUMBERS.exists() else ROOT / self.task.script
-                answers, _, end = run_child(other, script, what="score", task=self.task.name)
+                return answers[0]["error"] if answers else end or ENDED
+            Path(other, "run").mkdir()
+            for path in Path(folder, "run").glob("checkpoint.*"):
+                if path.is_file() and not path.is_symlink():
+                    shutil.copyfile(path, Path(other, "run", path.name))
+            script = self.path.resolve() if NUMBERS.exists() else ROOT / self.task.script
+            answers, _, end = run_child(other, script, what="score", task=self.task.name)
         found = next((each for each in answers if {"result", "error"} & each.keys()), {"error": end})
         return found.get("result") or found["error"]
 
@@ -174,16 +176,11 @@ class Student:
 def as_answer(found):
     """What a process wrote, as mechanism.answer makes it; anything else is an error."""
     try:
-        kinds = {str(blank): kind for blank, kind in found.get("kinds", {}).items() if is_text(kind)}
-        notes = {"kinds": kinds, "changed": list(map(str, found.get("changed", [])))}
+        notes = {"kinds": {str(blank): str(kind) for blank, kind in found.get("kinds", {}).items()}}
+        notes["changed"] = list(map(str, found.get("changed", [])))
         return ({"result": plain(found["result"])} if "result" in found else {"error": str(found["error"])}) | notes
     except (AttributeError, TypeError, ValueError, RecursionError):
         return {"error": "what came back is no answer", "kinds": {}, "changed": []}
-
-
-def is_text(kind):
-    """Whether a kind is a text, or a list of such."""
-    return all(map(is_text, kind)) if isinstance(kind, list) else isinstance(kind, str)
 
 
 # ------------------------------------------------------------------------------------------------------------- steps
@@ -205,18 +202,14 @@ def shares(weights, total=100):
     return [end - begin for begin, end in zip([0, *ends], ends)]
 
 
-def reference(task):
-    """What is right: of the original, or of a handout's numbers."""
-    if NUMBERS.exists():
-        return Numbers(task, json.loads(NUMBERS.read_text(encoding="utf-8"))[task.name])
-    return Reference(task)
-
-
 def grade(task, student, up_to=3, begin=lambda name: None):
     """Yield the Step of each of the first `up_to` steps; after one that fails, the others are not reached."""
     names = steps(task)
     points = dict(zip(names, shares([POINTS[number] for number in names])))
-    failed, problems = None, None
+    reference = Reference(task)
+    if NUMBERS.exists():
+        reference = Numbers(task, json.loads(NUMBERS.read_text(encoding="utf-8"))[task.name])
+    failed = None
     for number, name in names.items():
         if number > up_to:
             return
@@ -225,16 +218,14 @@ def grade(task, student, up_to=3, begin=lambda name: None):
             yield Step(name, [Part(name, points[number], not_reached)], reached=False)
             continue
         begun, student.printed = time.monotonic(), ""
-        begin(f"step {list(names).index(number) + 1} of {len(names)}, {name}")
-        if number < 3 and problems is None:  # one process answers all of both steps
-            problems = judge(student.answers(), reference(task))
-        found = [problem for case, problem in zip(task.calls(), problems) if case.step == number]
-        if number == 1:
-            parts = [
-                Part(f"case {i + 1}", share, found[i]) for i, share in enumerate(shares([1] * len(found), points[1]))
-            ]
+        begin(f"step {number} of {len(names)}, {name}")
+        if number == 1:  # one process answers all of both steps
+            problems = judge(student.answers(), reference)
+            found = [problem for case, problem in zip(task.calls(), problems) if case.step == 1]
+            each = shares([1] * len(found), points[1])
+            parts = [Part(f"case {i + 1}", each[i], problem) for i, problem in enumerate(found)]
         elif number == 2:
-            parts = [Part(name, points[2], next(filter(None, found), None))]
+            parts = [Part(name, points[2], next(filter(None, problems[len(found) :]), None))]
         else:
             parts = [Part(name, points[3], judge_learning(task, student.learned()))]
         step = Step(name, parts, student.printed, time.monotonic() - begun)
@@ -327,12 +318,12 @@ def as_tests(task, step):
 
 
 def note_progress(folder, task, results):
-    """Remember in a folder of working copies how many steps of a task are passed, for start.py --progress."""
+    """Remember in a folder of working copies how many steps of a task are passed, for the list of start.py."""
     path = Path(folder, ".progress.json")
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(path.read_text()) if path.exists() else {}
         passed = sum(step.problem is None for step in results)
-        if passed == len(results):  # with --up-to, the steps that were not taken now may have been passed before
+        if passed == len(results):  # with --up-to, the steps that were not taken may have been passed before
             passed = max(passed, known.get(task.name, [0])[0])
         known[task.name] = [passed, len(steps(task))]
         path.write_text(json.dumps(known, indent=1))

@@ -4,7 +4,6 @@ says what has been begun in it.
 
 import ast
 import functools
-import io
 import random
 import textwrap
 import tokenize
@@ -36,12 +35,11 @@ def text_of(source, name):
 def body_span(lines, node):
     """(first, last), counted from 0 and `last` left out: a function's lines below its signature and docstring."""
     if ast.get_docstring(node) is not None:
-        first = node.body[0].end_lineno
-    else:  # the first NEWLINE token ends the signature: inside its brackets there are only NLs
-        text = io.StringIO("".join(lines[node.lineno - 1 :]))
-        ends = (t.end[0] for t in tokenize.generate_tokens(text.readline) if t.type == tokenize.NEWLINE)
-        first = node.lineno - 1 + next(ends)
-    return first, node.end_lineno
+        return node.body[0].end_lineno, node.end_lineno
+    # The first NEWLINE token ends the signature: inside its brackets there are only NLs.
+    tokens = tokenize.generate_tokens(iter(lines[node.lineno - 1 :]).__next__)
+    signature = next(token for token in tokens if token.type == tokenize.NEWLINE)
+    return node.lineno - 1 + signature.end[0], node.end_lineno
 
 
 def begun_in(source):
@@ -83,7 +81,7 @@ def planted(source, bug):
 
 def drawn(hunt, number):
     """(bug, what one sees) of this number: always the same one, and the next number has another one."""
-    bugs = list(hunt.bugs)
+    bugs = list(hunt.bugs.items())
     random.Random(hunt.name).shuffle(bugs)
     return bugs[number % len(bugs)]
 
@@ -105,17 +103,12 @@ def working_copy(tasks, number=None, source=None):
     for task in tasks:
         names = begun_in(source)
         if isinstance(task, Exercise):
-            source = blanked(source, task, kept=shared_blanks(task, names))
+            others = [EXERCISES[name] for name in names if name in EXERCISES and name != task.name]
+            source = blanked(source, task, kept={blank for other in others for blank in other.blanks})
         else:
             source = planted(source, drawn(task, number or 0)[0])
         source = with_begun(source, dict.fromkeys([*names, task.name]))
     return source
-
-
-def shared_blanks(exercise, names):
-    """Those of its functions that other exercises, begun before, have blanked already."""
-    others = [EXERCISES[name] for name in names if name in EXERCISES and name != exercise.name]
-    return {blank for other in others for blank in other.blanks}
 
 
 def is_begun(exercise, source):

@@ -7,10 +7,9 @@ script passes. A hunt with several bugs gives each student one of them, drawn fr
 
 import numpy as np
 import probes  # noqa: F401  (registers the probe environments)
-from mechanism import generator, hunt, slopes, tensor
+from inputs import lists, normal, share, slopes, tensor, together
+from mechanism import generator, hunt
 from runner import trained
-
-DRAWN = "one bug of several, drawn from a number; the hint comes with the copy"
 
 
 def last(run, name):
@@ -48,54 +47,41 @@ def fork_tables(m):
     return found
 
 
-def targets(m, seed):
-    rng = generator(seed)
-    q, other = rng.normal(size=(2, 3)).tolist()
-    step = {"reward": rng.normal(), "discount": rng.random(), "next_values": q}
-    other_values = m.double_q_target(**step, other_next_values=other)
-    return m.sarsa_target(**step, next_action=1), m.expected_sarsa_target(**step, epsilon=0.3), other_values
-
-
+STEP = {"reward": normal(), "discount": share, "next_values": normal("3")}
+TARGETS = together(
+    lists("sarsa_target", **STEP, next_action=1),
+    lists("expected_sarsa_target", **STEP, epsilon=0.3),
+    lists("double_q_target", **STEP, other_next_values=normal("3")),
+)
 CLOCK = {
     "a state that pays 1 in every step for ever, gamma 0.5, episodes are truncated: its value": (endless_table, 0.02)
 }
-CASINO = {"games of Casino lose 0.1: by how much --algorithm double-q values them above 0": (casino_table, 0.03)}
 FORK = {"the tables of Fork, an environment of two states, with gamma 0.5 and epsilon 0.4": (fork_tables, 0.02)}
-TARGETS = {
-    f"targets of Sarsa, expected Sarsa and double Q-learning on random numbers, draw {i}": lambda m, i=i: targets(m, i)
-    for i in range(5)
+TABLES = {
+    **CLOCK,
+    "games of Casino lose 0.1: by how much --algorithm double-q values them above 0": (casino_table, 0.03),
+    **FORK,
+    "targets of Sarsa, expected Sarsa and double Q-learning on random numbers": lambda m: [
+        TARGETS(m, generator(i)) for i in range(5)
+    ],
 }
-CLOCK_BUG = (
-    "play_episode: discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value -> "
-    "discount = 0.0 if terminated or truncated else args.gamma  # after the last step nothing follows",
-    "Environments whose episodes terminate are learnt as ever. Where a time limit ends them, values stay too "
-    "small, and the values of states late in an episode jump up and down from one episode to the next.",
-)
-DOUBLE_BUG = (
-    "double_q_target: return reward + discount * other_next_values[best] -> "
-    "return reward + discount * next_values[best]",
-    "With --algorithm double-q the curve is just that of Q-learning, and where rewards are noisy, values are just "
-    "as much too high.",
-)
-CHOICE_BUG = (
-    "double_q_target: best = next_values.index(max(next_values)) -> "
-    "best = other_next_values.index(max(other_next_values))",
-    "With --algorithm double-q values are too high where rewards are noisy, as if there were one table only.",
-)
-TABLES = CLOCK | CASINO | FORK | TARGETS
-hunt(
-    "hunt-1",
-    script="qlearning.py",
-    course="week 3, 30 minutes",
-    hint=CLOCK_BUG[1],
-    bugs=[CLOCK_BUG],
-    cases=CLOCK | FORK,
-)
-hunt("hunt-2", script="qlearning.py", course="week 4, 40 minutes", hint=DOUBLE_BUG[1], bugs=[DOUBLE_BUG], cases=TABLES)
-QLEARNING_BUGS = [CLOCK_BUG, DOUBLE_BUG, CHOICE_BUG]
-hunt(
-    "hunt-qlearning", script="qlearning.py", course="week 3, 40 minutes", hint=DRAWN, bugs=QLEARNING_BUGS, cases=TABLES
-)
+CLOCK_BUG = {
+    "play_episode: terminated else args.gamma  # truncated: S' still has a value -> terminated or truncated else "
+    "args.gamma": "Environments "
+    "whose episodes terminate are learnt as ever. Where a time limit ends them, values stay too small, and the values "
+    "of states late in an episode jump up and down from one episode to the next."
+}
+DOUBLE_BUG = {
+    "double_q_target: discount * other_next_values[best] -> discount * next_values[best]": "With --algorithm double-q "
+    "the curve is just that of Q-learning, and where rewards are noisy, values are just as much too high."
+}
+CHOICE_BUG = {
+    "double_q_target: next_values.index(max(next_values)) -> other_next_values.index(max(other_next_values))": "With "
+    "--algorithm double-q values are too high where rewards are noisy, as if there were one table only."
+}
+hunt("hunt-1", "qlearning.py", "week 3, 30 minutes", bugs=CLOCK_BUG, cases=CLOCK | FORK)
+hunt("hunt-2", "qlearning.py", "week 4, 40 minutes", bugs=DOUBLE_BUG, cases=TABLES)
+hunt("hunt-qlearning", "qlearning.py", "week 3, 40 minutes", bugs=CLOCK_BUG | DOUBLE_BUG | CHOICE_BUG, cases=TABLES)
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
 
@@ -125,48 +111,37 @@ EXPLORATION = {
         0.05,
     )
 }
-FUTURE_BUG = (
-    "polyak: target_weights.lerp_(weights, tau) -> target_weights.lerp(weights, tau)",
-    "The loss goes down quickly and stays there. q stays near one reward, however long the run, and the return "
-    "rises a little and then no more.",
-)
-EXPLORATION_BUG = (
-    "train: max(1, args.exploration_fraction * args.total_timesteps) -> max(1, args.exploration_fraction)",
-    "--exploration-fraction makes no difference. Whether the return rises at all is a matter of luck; on "
-    "MountainCar-v0, where the goal has to be found first, it rarely leaves -200.",
-)
-DQN_BUGS = [
-    FUTURE_BUG,
-    EXPLORATION_BUG,
-    (
-        "td_targets: gamma * ~terminated * target_q -> gamma * target_q",
-        "On CartPole-v1 q goes towards 1 / (1 - gamma), however short the episodes are. With --gamma 0 all is well.",
-    ),
-    (
-        "ReplayBuffer.add: self.next_obs[slots] = next_obs[played] -> self.next_obs[slots] = obs[played]",
-        "A reward that comes late is learnt in the step that it is paid in, but not in those before. With "
-        "--gamma 0 all is well.",
-    ),
-    (
-        "train: linear_schedule(args.start_e, args.end_e, exploration_steps, run.step) -> "
-        "linear_schedule(args.end_e, args.start_e, exploration_steps, run.step)",
-        "Episodes of training get worse and worse, whatever the evaluations say.",
-    ),
-]
-hunt("hunt-3", script="dqn.py", course="week 5, 40 minutes", hint=FUTURE_BUG[1], bugs=[FUTURE_BUG], cases=FUTURE)
-hunt(
-    "hunt-4",
-    script="dqn.py",
-    course="week 5, 25 minutes",
-    hint=EXPLORATION_BUG[1],
-    bugs=[EXPLORATION_BUG],
-    cases=EXPLORATION,
-)
-hunt("hunt-dqn", script="dqn.py", course="week 5, 40 minutes", hint=DRAWN, bugs=DQN_BUGS, cases=FUTURE | EXPLORATION)
+FUTURE_BUG = {
+    "polyak: target_weights.lerp_(weights, tau) -> target_weights.lerp(weights, tau)": "The loss goes down quickly "
+    "and stays there. q stays near one reward, however long the run, and the return rises a little and then no more."
+}
+EXPLORATION_BUG = {
+    "train: args.exploration_fraction * args.total_timesteps -> args.exploration_fraction": "--exploration-fraction "
+    "makes no difference. Whether the return rises at all is a matter of luck; on MountainCar-v0, where the goal has "
+    "to be found first, it rarely leaves -200."
+}
+DQN_BUGS = {
+    **FUTURE_BUG,
+    **EXPLORATION_BUG,
+    "td_targets: ~terminated * target_q -> target_q": "On CartPole-v1 q goes towards 1 / (1 - gamma), however short "
+    "the episodes are. With --gamma 0 all is well.",
+    "ReplayBuffer.add: = next_obs[played] -> = obs[played]": "A reward that comes late is learnt in the step that it "
+    "is paid in, but not in those before. With --gamma 0 all is well.",
+    "train: linear_schedule(args.start_e, args.end_e, -> linear_schedule(args.end_e, args.start_e,": "Episodes of "
+    "training get worse and worse, whatever the evaluations say.",
+}
+hunt("hunt-3", "dqn.py", "week 5, 40 minutes", bugs=FUTURE_BUG, cases=FUTURE)
+hunt("hunt-4", "dqn.py", "week 5, 25 minutes", bugs=EXPLORATION_BUG, cases=EXPLORATION)
+hunt("hunt-dqn", "dqn.py", "week 5, 40 minutes", bugs=DQN_BUGS, cases=FUTURE | EXPLORATION)
 
 # ------------------------------------------------------------------------------------------------------------ ppo.py
 
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
+
+
+def bonus_entropy(m):
+    run = trained(m, env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0})
+    return last(run, "entropy")
 
 
 def later_values(m):
@@ -186,9 +161,7 @@ def loaded_again(m):
 
 BONUS = {
     "an entropy bonus of weight 10, two actions: the entropy at the end (log 2 = 0.69 is the highest)": (
-        lambda m: last(
-            trained(m, env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0}), "entropy"
-        ),
+        bonus_entropy,
         0.09,
     )
 }
@@ -202,74 +175,57 @@ LOADED = {
     "a run that normalises observations, where every episode can pay 1: the mean return of its agent; then "
     "of a new agent that has got its weights": (loaded_again, 0.1)
 }
-BONUS_BUG = (
-    "ppo_loss: pg_loss - args.ent_coef * entropy -> pg_loss + args.ent_coef * entropy",
-    "On CartPole-v1 with --ent-coef 1 the entropy in the lower panel falls to zero, where it should stay near "
-    "0.6, and the last evaluation is far below 500. Without an entropy bonus nothing is wrong.",
-)
-ROWS_BUG = (
-    "RolloutBuffer.minibatches: np.flatnonzero(~self.reset_rows) -> "
-    "np.flatnonzero(~(self.terminated | self.truncated))",
-    "CartPole-v1 and Acrobot-v1 are learnt as ever; only explained_variance stays somewhat lower on the latter, "
-    "0.82 instead of 0.92. But on FrozenLake-v1 the return stays below 0.05, where the sound script comes to 0.3 or "
-    "more within 150,000 steps.",
-)
-LOADED_BUG = (
-    'RunningMeanStd: self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64)) -> '
-    'self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64), persistent=False)',
-    "With --normalize-obs, on CartPole-v1 for instance, the curve looks sound. But --evaluate of the finished run "
-    "scores far less than its last point, and a run that is resumed falls back to where it began.",
-)
-PPO_BUGS = [
-    BONUS_BUG,
-    ROWS_BUG,
-    LOADED_BUG,
-    (
-        "RolloutBuffer.compute_advantages: compute_gae(*steps, args.gamma, args.gae_lambda) -> "
-        "compute_gae(*steps, args.gae_lambda, args.gamma)",
-        "A small --gamma does not make the critic's values small, and a small --gae-lambda does.",
-    ),
-    (
-        "compute_gae: return advantages, advantages + values -> return advantages, advantages",
-        "The critic's values stay far below the returns, and explained_variance far below that of the sound script.",
-    ),
-    (
-        "compute_gae: deltas = rewards + gamma * next_values * ~terminated - values -> "
-        "deltas = rewards + gamma * next_values - values",
-        "Where episodes end by a time limit nothing is wrong. Where they end in failure, the critic is too "
-        "confident shortly before: it sees a future where there is none.",
-    ),
-]
-hunt("hunt-5", script="ppo.py", course="week 7, 20 minutes", hint=BONUS_BUG[1], bugs=[BONUS_BUG], cases=BONUS)
-hunt("hunt-6", script="ppo.py", course="week 8, 60 minutes", hint=ROWS_BUG[1], bugs=[ROWS_BUG], cases=LATER)
-hunt("hunt-7", script="ppo.py", course="week 8, 45 minutes", hint=LOADED_BUG[1], bugs=[LOADED_BUG], cases=LOADED)
-hunt("hunt-ppo", script="ppo.py", course="week 8, 45 minutes", hint=DRAWN, bugs=PPO_BUGS, cases=BONUS | LATER | LOADED)
+BONUS_BUG = {
+    "ppo_loss: pg_loss - args.ent_coef * entropy -> pg_loss + args.ent_coef * entropy": "On CartPole-v1 with "
+    "--ent-coef 1 the entropy in the lower panel falls to zero, where it should stay near 0.6, and the last "
+    "evaluation is far below 500. Without an entropy bonus nothing is wrong."
+}
+ROWS_BUG = {
+    "RolloutBuffer.minibatches: ~self.reset_rows -> ~(self.terminated | self.truncated)": "CartPole-v1 and Acrobot-v1 "
+    "are learnt as ever; only explained_variance stays somewhat lower on the latter, 0.82 instead of 0.92. But on "
+    "FrozenLake-v1 the return stays below 0.05, where the sound script comes to 0.3 or more within 150,000 steps."
+}
+LOADED_BUG = {
+    'RunningMeanStd: "mean", torch.zeros(shape, dtype=torch.float64) -> "mean", torch.zeros(shape, '
+    "dtype=torch.float64), False": "With --normalize-obs, on CartPole-v1 for instance, the curve looks sound. But "
+    "--evaluate of the finished run scores far less than its last point, and a run that is resumed falls back to "
+    "where it began."
+}
+PPO_BUGS = {
+    **BONUS_BUG,
+    **ROWS_BUG,
+    **LOADED_BUG,
+    "RolloutBuffer.compute_advantages: *steps, args.gamma, args.gae_lambda -> *steps, args.gae_lambda, args.gamma": "A "
+    "small --gamma does not make the critic's values small, and a small --gae-lambda does.",
+    "compute_gae: advantages, advantages + values -> advantages, advantages": "The critic's values stay far below the "
+    "returns, and explained_variance far below that of the sound script.",
+    "compute_gae: next_values * ~terminated - values -> next_values - values": "Where episodes end by a time limit "
+    "nothing is wrong. Where they end in failure, the critic is too confident shortly before: it sees a future where "
+    "there is none.",
+}
+hunt("hunt-5", "ppo.py", "week 7, 20 minutes", bugs=BONUS_BUG, cases=BONUS)
+hunt("hunt-6", "ppo.py", "week 8, 60 minutes", bugs=ROWS_BUG, cases=LATER)
+hunt("hunt-7", "ppo.py", "week 8, 45 minutes", bugs=LOADED_BUG, cases=LOADED)
+hunt("hunt-ppo", "ppo.py", "week 8, 45 minutes", bugs=PPO_BUGS, cases=BONUS | LATER | LOADED)
 
 # -------------------------------------------------------------------------------------- ppo_masked.py, ppo_rnd.py
 
 
 def first_kl(m):
-    return trained(m, env_id="Classroom/Doors-v0", total_timesteps=1000, **TINY | {"learning_rate": 0.0}).metrics[
-        "approx_kl"
-    ][0]
+    still = TINY | {"learning_rate": 0.0}
+    return trained(m, env_id="Classroom/Doors-v0", total_timesteps=1000, **still).metrics["approx_kl"][0]
 
 
 hunt(
     "hunt-8",
-    script="ppo_masked.py",
-    course="week 8, 45 minutes",
-    hint="No invalid action is ever taken. But approx_kl is large from the first rollout on, before the policy has "
-    "moved at all, and clip_fraction with it.",
-    cases={
-        "a learning rate of 0, so that the policy does not move: approx_kl": (first_kl, 1e-5),
+    "ppo_masked.py",
+    "week 8, 45 minutes",
+    cases={"a learning rate of 0, so that the policy does not move: approx_kl": (first_kl, 1e-5)},
+    bugs={
+        "masked_ppo_loss: masks = None if args.naive_mask -> masks = None if not args.naive_mask": "No invalid action "
+        "is ever taken. But approx_kl is large from the first rollout on, before the policy has moved at all, and "
+        "clip_fraction with it."
     },
-    bugs=[
-        (
-            "masked_ppo_loss: masks = None if args.naive_mask else batch.action_masks -> "
-            "masks = batch.action_masks if args.naive_mask else None",
-            "",
-        )
-    ],
 )
 
 
@@ -280,24 +236,28 @@ def window_entropy(m):
 
 hunt(
     "hunt-18",
-    script="ppo_rnd.py",
-    course="week 12, 45 minutes",
-    hint="intrinsic_reward and predictor_loss look as they should. But where episodes have one step only, curiosity "
-    "has no effect at all; in longer ones it seems to credit the wrong steps.",
+    "ppo_rnd.py",
+    "week 12, 45 minutes",
     cases={
         "nothing in Window pays, and action 1 shows something new each time, action 0 never. So curiosity "
         "settles for action 1 within 3,000 steps: the entropy of the policy": (window_entropy, 0.25),
     },
-    bugs=[("train: rnd.rewards(buffer.next_obs,  -> rnd.rewards(buffer.obs[:-1], ", "")],
+    bugs={
+        "train: rnd.rewards(buffer.next_obs,  -> rnd.rewards(buffer.obs[:-1], ": "intrinsic_reward and predictor_loss "
+        "look as they should. But where episodes have one step only, curiosity has no effect at all; in longer ones "
+        "it seems to credit the wrong steps."
+    },
 )
 
 # -------------------------------------------------------------------------------------------- ddpg_td3.py, sac.py
 
+SMALL_CRITIC = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "gamma": 0.9,
+                "seed": 1}  # fmt: skip
+
 
 def frozen_targets(m):
     """By how much the critic's value of Endless differs from 1 + 0.9 of its target's, where targets never move."""
-    settings = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "batch_size": 64}
-    settings |= {"learning_starts": 200, "total_timesteps": 1500, "gamma": 0.9, "tau": 0.0, "seed": 1}
+    settings = {"batch_size": 64, "learning_starts": 200, "total_timesteps": 1500, "tau": 0.0} | SMALL_CRITIC
     agent = trained(m, env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
     values = []
     for critics in (agent.critics, agent.target_critics):
@@ -307,45 +267,41 @@ def frozen_targets(m):
 
 hunt(
     "hunt-9",
-    script="ddpg_td3.py",
-    course="week 9, 50 minutes",
-    hint="The critic's values grow faster than they should, and value_mean and critic_loss swing together. --tau makes "
-    "no difference to them, though it should make a large one.",
+    "ddpg_td3.py",
+    "week 9, 50 minutes",
     cases={
         "every step pays 1, gamma is 0.9, and targets stay what they are, since tau is 0: by how much the "
         "critic's value differs from 1 + 0.9 of the target's": (frozen_targets, 0.5),
     },
-    bugs=[
-        (
-            "bellman_targets: next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics] "
-            "-> next_values = [critic(batch.next_obs, next_actions) for critic in agent.critics]",
-            "",
-        )
-    ],
+    bugs={
+        "bellman_targets: for critic in agent.target_critics -> for critic in agent.critics": "The critic's values "
+        "grow faster than they should, and value_mean and critic_loss swing together. --tau makes no difference to "
+        "them, though it should make a large one."
+    },
 )
 
 
 def alphas(m):
     """What becomes of alpha, which begins at 1, in a short run, and its slope for a policy that is too certain."""
-    settings = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "batch_size": 64}
-    settings |= {"learning_starts": 100, "total_timesteps": 400, "gamma": 0.9, "seed": 1}
+    settings = {"batch_size": 64, "learning_starts": 100, "total_timesteps": 400} | SMALL_CRITIC
     run = trained(m, env_id="Classroom/Aim-v0", **settings)
     log_alpha = tensor(0.0).requires_grad_()
-    loss = m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0)
-    return last(run, "alpha"), slopes(loss, log_alpha)[0]
+    return last(run, "alpha"), slopes(m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0), log_alpha)[0]
 
 
 hunt(
     "hunt-20",
-    script="sac.py",
-    course="week 9, 40 minutes",
-    hint="On Pendulum-v1 alpha rises without an end, where it should fall, and the entropy stays as high as it can be. "
-    "With a fixed --alpha nothing is wrong.",
+    "sac.py",
+    "week 9, 40 minutes",
     cases={
         "(alpha after 400 steps with one dimension of actions, the slope of its loss by log alpha where the "
         "entropy is 0)": (alphas, 0.2),
     },
-    bugs=[("alpha_loss: log_probs.detach() + target_entropy -> log_probs.detach() - target_entropy", "")],
+    bugs={
+        "alpha_loss: log_probs.detach() + target_entropy -> log_probs.detach() - target_entropy": "On Pendulum-v1 "
+        "alpha rises without an end, where it should fall, and the entropy stays as high as it can be. With a fixed "
+        "--alpha nothing is wrong."
+    },
 )
 
 # ------------------------------------------------------------------------------------------------------------- es.py
@@ -355,8 +311,7 @@ def uphill_cosine(m):
     """The cosine of the angle between the gradient that candidates find and the direction in which returns grow."""
     rng = np.random.default_rng(0)
     theta, noise, uphill = rng.normal(size=8), rng.normal(size=(200, 8)), rng.normal(size=8)
-    returns = m.make_candidates(theta, noise, 0.1) @ uphill
-    gradient = m.es_gradient(returns, noise, 0.1)
+    gradient = m.es_gradient(m.make_candidates(theta, noise, 0.1) @ uphill, noise, 0.1)
     return gradient @ uphill / np.linalg.norm(gradient) / np.linalg.norm(uphill)
 
 
@@ -371,26 +326,22 @@ UPHILL = {
     "take, as 400 candidates find it": (uphill_cosine, 0.1)
 }
 COUNTED = {"CartPole pays 1 in each step: the returns of 32 candidates, divided by their steps": (counted, 0.01)}
-UPHILL_BUG = (
-    "make_candidates: axis=1 -> axis=0",
-    "theta moves in every generation, and candidates differ in their returns; but the curve wanders, and the more "
-    "parameters the policy has, the less it rises.",
-)
-COUNTED_BUG = (
-    "play_candidates: returns += rewards * playing -> returns += rewards",
-    "On CartPole-v1 the mean return of the candidates is far above what the evaluations say, from the first "
-    "generation on, and all candidates seem to be nearly as good. On Pendulum-v1 nothing is wrong.",
-)
-SUM_BUG = (
-    "es_gradient: return (plus - minus) @ noise / (len(fitnesses) * sigma) -> "
-    "return (plus + minus) @ noise / (len(fitnesses) * sigma)",
-    "theta moves in every generation, and candidates differ in their returns; but the curve wanders, and more "
-    "candidates do not help.",
-)
-ES_BUGS = [UPHILL_BUG, COUNTED_BUG, SUM_BUG]
-hunt("hunt-10", script="es.py", course="week 10, 40 minutes", hint=UPHILL_BUG[1], bugs=[UPHILL_BUG], cases=UPHILL)
-hunt("hunt-11", script="es.py", course="week 10, 40 minutes", hint=COUNTED_BUG[1], bugs=[COUNTED_BUG], cases=COUNTED)
-hunt("hunt-es", script="es.py", course="week 10, 40 minutes", hint=DRAWN, bugs=ES_BUGS, cases=UPHILL | COUNTED)
+UPHILL_BUG = {
+    "make_candidates: axis=1 -> axis=0": "theta moves in every generation, and candidates differ in their returns; "
+    "but the curve wanders, and the more parameters the policy has, the less it rises."
+}
+COUNTED_BUG = {
+    "play_candidates: returns += rewards * playing -> returns += rewards": "On CartPole-v1 the mean return of the "
+    "candidates is far above what the evaluations say, from the first generation on, and all candidates seem to be "
+    "nearly as good. On Pendulum-v1 nothing is wrong."
+}
+SUM_BUG = {
+    "es_gradient: return (plus - minus) @ noise -> return (plus + minus) @ noise": "theta moves in every generation, "
+    "and candidates differ in their returns; but the curve wanders, and more candidates do not help."
+}
+hunt("hunt-10", "es.py", "week 10, 40 minutes", bugs=UPHILL_BUG, cases=UPHILL)
+hunt("hunt-11", "es.py", "week 10, 40 minutes", bugs=COUNTED_BUG, cases=COUNTED)
+hunt("hunt-es", "es.py", "week 10, 40 minutes", bugs=UPHILL_BUG | COUNTED_BUG | SUM_BUG, cases=UPHILL | COUNTED)
 
 # ----------------------------------------------------------------------------------------------------------- ppod.py
 
@@ -420,8 +371,7 @@ def junk_in_gradient(m):
     for junk in (0.0, 1000.0):
         agent, buffer, args = tiny_sequences(m)
         buffer.compute_advantages(*buffer.log_probs_and_values(agent), args)
-        buffer.advantages = tensor([[1.0], [junk], [3.0]])
-        buffer.returns = tensor([[1.0], [junk], [3.0]])
+        buffer.advantages = buffer.returns = tensor([[1.0], [junk], [3.0]])
         (batch,) = buffer.minibatches(1, 1, np.random.default_rng(0))
         loss, _ = m.sequence_loss(agent, batch, args)
         loss.backward()
@@ -431,31 +381,33 @@ def junk_in_gradient(m):
 
 hunt(
     "hunt-12",
-    script="ppod.py",
-    course="week 12, 60 minutes",
-    hint="With several demonstrations it hardly shows. With a single one, its replays are played, as training_rows "
-    "says, but the policy does not take more from them than from its own episodes.",
+    "ppod.py",
+    "week 12, 60 minutes",
     cases={
         "log-probabilities in a rollout: of a replayed row (who demonstrates is certain of his actions, log "
         "1), and of a new agent's own (undecided between two actions, log 1/2)": (demonstrator, 0.1),
     },
-    bugs=[("SequenceBuffer.log_probs_and_values: (self.demo_ids > 0, -> (self.demo_ids > 1,", "")],
+    bugs={
+        "SequenceBuffer.log_probs_and_values: (self.demo_ids > 0, -> (self.demo_ids > 1,": "With several "
+        "demonstrations it hardly shows. With a single one, its replays are played, as training_rows says, but the "
+        "policy does not take more from them than from its own episodes."
+    },
 )
 hunt(
     "hunt-13",
-    script="ppod.py",
-    course="week 12, 60 minutes",
-    hint="Long episodes are learnt as ever. The shorter episodes and demos are, the further policy_loss is from where "
-    "it should be in the first updates, near 0. With --no-norm-adv there is no difference.",
+    "ppod.py",
+    "week 12, 60 minutes",
     cases={
         "the largest change of the gradient, if something else stands in a reset row, where no action was taken": (
             junk_in_gradient,
             1e-5,
         ),
     },
-    bugs=[
-        ("sequence_loss: advantages = normalize(advantages) -> advantages = normalize(batch.advantages)[trained]", "")
-    ],
+    bugs={
+        "sequence_loss: normalize(advantages) -> normalize(batch.advantages)[trained]": "Long episodes are learnt as "
+        "ever. The shorter episodes and demos are, the further policy_loss is from where it should be in the first "
+        "updates, near 0. With --no-norm-adv there is no difference."
+    },
 )
 
 # ------------------------------------------------------------------------------------------ mappo.py, maddpg_matd3.py
@@ -474,20 +426,6 @@ def units(m):
     return steps.returns[:, 0], steps.advantages[:, 0]
 
 
-hunt(
-    "hunt-14",
-    script="mappo.py",
-    course="week 11, 45 minutes",
-    hint="With --no-value-norm nothing is wrong. With value norm, which ought to help, the return rises more slowly, "
-    "value_loss is twice as large, and explained_variance stays near 0.",
-    cases={
-        "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; two "
-        "rewards of 7, gamma 0.5: (returns, advantages)": (units, 1e-2),
-    },
-    bugs=[("TeamBuffer.critic_steps: team.value_norm.denormalize( -> team.value_norm.normalize(", "")],
-)
-
-
 def recall_kl(m):
     settings = {"num_envs": 4, "num_steps": 12, "data_chunk_length": 3, "hidden_sizes": (16,), "seed": 1}
     settings |= {"recurrent": True, "total_timesteps": 300, "learning_rate": 0.0}
@@ -495,15 +433,31 @@ def recall_kl(m):
 
 
 hunt(
+    "hunt-14",
+    "mappo.py",
+    "week 11, 45 minutes",
+    cases={
+        "the critic says 0 and 1 and 0 again, where returns are 100 ± 10, so it means 100, 110 and 100; two "
+        "rewards of 7, gamma 0.5: (returns, advantages)": (units, 1e-2),
+    },
+    bugs={
+        "TeamBuffer.critic_steps: team.value_norm.denormalize( -> team.value_norm.normalize(": "With --no-value-norm "
+        "nothing is wrong. With value norm, which ought to help, the return rises more slowly, value_loss is twice as "
+        "large, and explained_variance stays near 0."
+    },
+)
+hunt(
     "hunt-15",
-    script="mappo.py",
-    course="week 11, 60 minutes",
-    hint="Feed-forward teams learn as ever. With --recurrent approx_kl is never 0, not even with a learning rate of 0; "
-    "but with --data-chunk-length 1 all is well.",
+    "mappo.py",
+    "week 11, 60 minutes",
     cases={
         "a learning rate of 0, so that the policies do not move: approx_kl in millionths": (recall_kl, 1e-3),
     },
-    bugs=[("minibatches: batch.rnn_states[0] -> batch.rnn_states[-1]", "")],
+    bugs={
+        "minibatches: batch.rnn_states[0] -> batch.rnn_states[-1]": "Feed-forward teams learn as ever. With "
+        "--recurrent approx_kl is never 0, not even with a learning rate of 0; but with --data-chunk-length 1 all is "
+        "well."
+    },
 )
 
 TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_size": 64, "seed": 1}
@@ -517,29 +471,33 @@ def patience_value(m):
 
 hunt(
     "hunt-16",
-    script="maddpg_matd3.py",
-    course="week 11, 45 minutes",
-    hint="Where every step pays for itself, nothing is wrong. Where the reward comes later, value_mean is too low, and "
-    "with --gamma 0 all is as it should be. critic_loss does not show it.",
+    "maddpg_matd3.py",
+    "week 11, 45 minutes",
     cases={
         "the last of three steps of Patience pays 2 to the team, so with gamma 0.5 the steps are worth 0.5, 1 "
         "and 2, on average 1.17: the mean value by the critic": (patience_value, 0.25),
     },
-    bugs=[("matd3_targets: agents.values(twin, batch.next_rows,  -> agents.values(twin, batch.rows, ", "")],
+    bugs={
+        "matd3_targets: agents.values(twin, batch.next_rows,  -> agents.values(twin, batch.rows, ": "Where every step "
+        "pays for itself, nothing is wrong. Where the reward comes later, value_mean is too low, and with --gamma 0 "
+        "all is as it should be. critic_loss does not show it."
+    },
 )
 hunt(
     "hunt-17",
-    script="maddpg_matd3.py",
-    course="week 11, 45 minutes",
-    hint="Teams with continuous actions learn as ever. Those with discrete ones do worse and worse; value_mean falls "
-    "with the return, so the critic knows, and actor_loss rises as if that were what the actors want.",
+    "maddpg_matd3.py",
+    "week 11, 45 minutes",
     cases={
         "Ayes pays 1 to both for every agent that does action 1, so the team learns to get 4: its mean return": (
             lambda m: mean_return(m, trained(m, env_id="probes.Ayes", total_timesteps=1500, **TEAM)),
             1.0,
         ),
     },
-    bugs=[("gumbel_softmax: return hard + (soft - soft.detach()) -> return hard - (soft - soft.detach())", "")],
+    bugs={
+        "gumbel_softmax: hard + (soft - soft.detach()) -> hard - (soft - soft.detach())": "Teams with continuous "
+        "actions learn as ever. Those with discrete ones do worse and worse; value_mean falls with the return, so the "
+        "critic knows, and actor_loss rises as if that were what the actors want."
+    },
 )
 
 # -------------------------------------------------------------------------------------------------------- rainbow.py
@@ -553,17 +511,12 @@ def endless_q(m):
 
 hunt(
     "hunt-19",
-    script="rainbow.py",
-    course="week 6, 40 minutes",
-    hint="With --no-multi-step all is well. With it, q is far above what episodes return, and with a gamma near 1 it "
-    "rises to the end of the support. A larger --n-step makes it worse.",
-    cases={
-        "a state that pays 1 in every step for ever, gamma 0.5, with multi-step: its Q": (endless_q, 0.2),
+    "rainbow.py",
+    "week 6, 40 minutes",
+    cases={"a state that pays 1 in every step for ever, gamma 0.5, with multi-step: its Q": (endless_q, 0.2)},
+    bugs={
+        "NStepBuffer.write: = self.gamma ** len(steps) -> = self.gamma": "With --no-multi-step all is well. With it, "
+        "q is far above what episodes return, and with a gamma near 1 it rises to the end of the support. A larger "
+        "--n-step makes it worse."
     },
-    bugs=[
-        (
-            "NStepBuffer.write: self.discounts[slot] = self.gamma ** len(steps) -> self.discounts[slot] = self.gamma",
-            "",
-        )
-    ],
 )

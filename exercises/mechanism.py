@@ -3,7 +3,7 @@
 An exercise: functions cut out of a script, calls of them, and well-known mistakes as changes to the script's text. No
 number is worked out here: what is right is what the original gives, and what a mistake gives is what the original gives
 with the mistake put into it. The first calls are on numbers that can be followed with a pencil; after them come random
-inputs. A hunt is a change to a script's text, and calls that show it.
+inputs (inputs.py). A hunt is a change to a script's text, and calls that show it.
 
 A handout has no originals: there numbers.json holds what they gave when it was made.
 """
@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
@@ -46,15 +46,18 @@ class Case:
     step: int = 1  # 2: random inputs
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Task:
     """What exercises and hunts have in common."""
 
     name: str
+    table: str  # the module that it stands in
     script: str  # a script of the repository, or exercises/scripts/NAME.py
     week: int  # of the course
     minutes: int
     cases: dict  # "the situation | where to look next" -> call of a module, or (call, how much answers may differ)
+    blanks: tuple = ()  # names of functions to write, or Class.method
+    mistakes: dict = field(default_factory=dict)  # "this is what one gets by …" -> a change as `changed` takes it
 
     @property
     def file(self):
@@ -71,19 +74,16 @@ class Task:
         return found
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Exercise(Task):
     """Functions or methods to write."""
 
     topic: str
-    blanks: tuple  # names of functions, or Class.method
     task: str  # what to write, and what is at hand
-    mistakes: dict  # "this is what one gets by …" -> "old text -> new text" in one of the blanks, or several of these
     random: Callable  # of the module and a NumPy generator: a call on random inputs
     draws: int = 20
     atol: float = 1e-4  # of the random inputs
     learn: tuple = ()  # (fields of Args, what mean - deviation of the last evaluation has to reach)
-    table: str = ""  # the module that it stands in
 
     def calls(self):
         """All its Cases: those that are written down, then the random inputs, always the same ones."""
@@ -93,30 +93,29 @@ class Exercise(Task):
         return super().calls() + drawn
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Hunt(Task):
     """A copy of a script in which one line is wrong; of several `bugs` a number draws one."""
 
-    hint: str
-    bugs: list  # ("function or class: old text -> new text", what one sees); a handout has none
-    table: str = ""
+    bugs: dict  # "function or class: old text -> new text": what one sees; a handout has none
 
 
 def exercise(name, cut, course, **fields):
-    """Put an Exercise into the table; `cut` is "script: function, Class.method, …"."""
+    """Put an Exercise into the table: `cut` is "script: function, Class.method, …", `course` "week 6, 45 minutes"."""
     script, _, blanks = cut.partition(": ")
-    fields |= {"script": script, "blanks": tuple(blanks.split(", "))} | planned(course)
-    EXERCISES[name] = Exercise(name, **fields, table=sys._getframe(1).f_globals["__name__"])
+    fields |= {"script": script, "blanks": tuple(blanks.split(", "))}
+    EXERCISES[name] = Exercise(name=name, **fields | planned(course))
 
 
-def hunt(name, course, **fields):
+def hunt(name, script, course, cases, bugs):
     """Put a Hunt into the table."""
-    HUNTS[name] = Hunt(name, **fields | planned(course), table=sys._getframe(1).f_globals["__name__"])
+    HUNTS[name] = Hunt(name=name, script=script, cases=cases, bugs=bugs, **planned(course))
 
 
 def planned(course):
-    """Week and minutes out of "week 6, 45 minutes"."""
-    return dict(zip(("week", "minutes"), map(int, re.findall(r"\d+", course))))
+    """Week and minutes, and the table from which this is called."""
+    week, minutes = map(int, re.findall(r"\d+", course))
+    return {"week": week, "minutes": minutes, "table": sys._getframe(2).f_globals["__name__"]}
 
 
 def load_tables():
@@ -158,60 +157,33 @@ def run_main(main):
         sys.exit(2)
 
 
-# ---------------------------------------------------------------------------------------------------- numbers in tables
-
-
 def generator(seed):
-    """A NumPy generator; NumPy and torch are imported only when they are needed, for start.py is to answer at once."""
+    """A NumPy generator. NumPy is imported only here, for start.py is to answer at once."""
     import numpy as np
 
     return np.random.default_rng(seed)
 
 
-def tensor(numbers):
-    """A tensor of float32; of booleans and whole numbers in arrays, a tensor of these."""
-    import numpy as np
-    import torch
-
-    if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "bi":
-        return torch.as_tensor(numbers)
-    return torch.as_tensor(numbers, dtype=torch.float32)
-
-
-def slopes(y, *tensors):
-    """The derivatives of the sum of y, tensors; zeros if y does not depend on one."""
-    import torch
-
-    if not getattr(y, "requires_grad", False):
-        return [torch.zeros_like(x) for x in tensors]
-    found = torch.autograd.grad(y.sum(), tensors, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if slope is None else slope for x, slope in zip(tensors, found)]
-
-
-def refuses(call):
-    """Whether a call raises a ValueError."""
-    try:
-        call()
-    except ValueError:
-        return True
-    return False
+# ---------------------------------------------------------------------------------------------------- plain numbers
 
 
 def plain(x):
-    """Tensors, arrays, tuples and single numbers as nested lists of floats."""
+    """Tensors, arrays, tuples, dicts and single numbers as nested lists of floats."""
     x = x.detach() if hasattr(x, "detach") else x
     x = x.tolist() if hasattr(x, "tolist") else x
+    x = sorted(x.items()) if isinstance(x, dict) else x
     if isinstance(x, (list, tuple)):
         return [plain(item) for item in x]
     return float(x)
 
 
 def shape(x):
-    """The lengths of nested lists, None where they are ragged: [[1, 2], [3, 4]] -> (2, 2)."""
+    """The lengths of nested lists, [[1, 2], [3, 4]] -> (2, 2); where the parts differ, a list of theirs."""
     if not isinstance(x, list):
         return ()
-    inner = {shape(item) for item in x}
-    return (len(x), *(inner.pop() if len(inner) == 1 else (None,) if inner else ()))
+    inner = [shape(item) for item in x]
+    alike = len({str(each) for each in inner}) == 1
+    return (len(x), *inner[0]) if alike else inner
 
 
 def close(a, b, atol=1e-4):
@@ -239,8 +211,7 @@ def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look there
     try:
-        source = path.read_text(encoding="utf-8")
-        exec(compile(source, path, "exec"), vars(module))
+        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path.name}: {error}") from None
     except SyntaxError as error:
@@ -280,16 +251,9 @@ def changed(sources, change):
 @contextmanager
 def mistaken(module, blanks, change):
     """The module, in whose functions `blanks` the change is made for a while."""
-    sources = {name: inspect.getsource(attrgetter(name)(module)) for name in blanks}
-    with patched(module, changed(sources, change)):
-        yield
-
-
-@contextmanager
-def patched(module, sources):
-    """The module, whose functions {name: source} are replaced for a while."""
-    before = {name: attrgetter(name)(module) for name in sources}
-    for name, source in sources.items():
+    before = {name: attrgetter(name)(module) for name in blanks}
+    sources = {name: inspect.getsource(function) for name, function in before.items()}
+    for name, source in changed(sources, change).items():
         made = {}
         exec(compile(textwrap.dedent(source), "a change", "exec"), vars(module), made)
         put(module, name, made[name.split(".")[-1]])
@@ -315,10 +279,11 @@ def answer(call, module, blanks=()):
     `kinds` are what they return, `changed` which of their arguments they changed in place, `given` the first call.
     """
     notes = {"kinds": {}, "changed": []}
-    before = {name: get(module, name) for name in blanks}
+    before = {}
     try:
-        for name, function in before.items():
-            put(module, name, watched(name, function, notes))
+        for name in blanks:
+            before[name] = get(module, name)
+            put(module, name, watched(name, before[name], notes))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return {"result": plain(call(module))} | notes
@@ -338,7 +303,7 @@ def get(module, name):
 
 
 def watched(name, function, notes):
-    """The function, which now takes notes, if only of its first calls."""
+    """The function, which takes notes of its first calls."""
     names = list(inspect.signature(function).parameters)
     calls = []
 
@@ -349,9 +314,9 @@ def watched(name, function, notes):
         calls.append(name)
         given = dict(zip(names, args)) | kwargs
         before = {key: snapshot(x) for key, x in given.items()}
-        if "given" not in notes:
-            told = [f"{key}={as_text(x)}" for key, x in given.items() if as_text(x)]
-            notes["given"] = f"{name}({', '.join(told)})"[:700]
+        texts = [f"{key}={as_text(x)}" for key, x in given.items() if as_text(x)]
+        if texts and "given" not in notes:
+            notes["given"] = f"{name}({', '.join(texts)})"[:700]
         result = function(*args, **kwargs)
         notes["changed"] += [f"{key} of {name}" for key, x in given.items() if snapshot(x) != before[key]]
         notes["kinds"].setdefault(name, kind(result))
@@ -361,12 +326,12 @@ def watched(name, function, notes):
 
 
 def as_text(x):
-    """Numbers as text; empty for anything else."""
-    if x is None or isinstance(x, str):
+    """Numbers as text; empty for what has none in it."""
+    if x is None or isinstance(x, (str, bool, dict)):
         return repr(x)
     try:
         return short(plain(x))
-    except (TypeError, ValueError, AttributeError, RecursionError):
+    except (TypeError, ValueError, AttributeError):
         return ""
 
 
@@ -378,28 +343,18 @@ def snapshot(x):
 
 
 def kind(x):
-    """What kind of thing this is, as "float32 tensor"; of a tuple or list, a list of kinds."""
+    """What kind of thing this is: "(float32 tensor, array)". What is neither of the two is a number."""
+    if hasattr(x, "detach"):
+        return f"{str(x.dtype).removeprefix('torch.')} tensor"
     if isinstance(x, (tuple, list)):
-        return [kind(item) for item in x]
-    if not hasattr(x, "dtype"):
-        return type(x).__name__
-    return f"{str(x.dtype).removeprefix('torch.')} {'tensor' if hasattr(x, 'detach') else 'array'}"
+        kinds = [kind(item) for item in x]
+        return f"({', '.join(kinds)})" if {*kinds} - {"number"} else "number"
+    return "array" if getattr(x, "ndim", 0) > 0 else "number"
 
 
 def fits(kind, wanted):
-    """Whether it is the wanted kind: tensors of the same dtype, arrays of any; of what is neither, anything will do."""
-    if isinstance(wanted, list) and any("tensor" in str(each) or "array" in str(each) for each in wanted):
-        return isinstance(kind, list) and len(kind) == len(wanted) and all(map(fits, kind, wanted))
-    if "tensor" in wanted:
-        return kind == wanted
-    return "array" not in wanted or "array" in kind
-
-
-def kind_in_words(kind):
-    """A kind in words: "(float32 tensor, int)"."""
-    if isinstance(kind, str):
-        return kind
-    return f"({', '.join(map(kind_in_words, kind[:5]))}{', …' if len(kind) > 5 else ''})"
+    """Whether it is the wanted kind; where a number is wanted, anything will do."""
+    return bool(re.fullmatch(re.escape(wanted).replace("number", ".*"), kind))
 
 
 def place(error, module):
@@ -419,8 +374,6 @@ def explained(error, module):
         return str(error)
     if isinstance(error, NotImplementedError) and str(error).startswith("exercise:"):
         return f"{in_words(error)}\nThis function is still blank{place(error, module)}."
-    if isinstance(error, getattr(module, "UserError", ())):
-        return f"the script gave up: {error}"
     if where := place(error, module):
         return f"{Path(module.__file__).name}{where}: {in_words(error)}"
     if isinstance(error, TypeError) and re.search("(keyword|positional) argument", str(error)):
@@ -435,15 +388,14 @@ class Reference:
     """What the original answers, and what it answers with a known mistake in it: computed when it is asked for."""
 
     def __init__(self, task):
-        self.task, self.calls, self.known = task, task.calls(), {}
-        self.messages = list(getattr(task, "mistakes", ()))
+        self.task, self.calls, self.messages, self.known = task, task.calls(), list(task.mistakes), {}
 
     def at(self, i, mistake=None):
         """The answer to call i."""
         if (i, mistake) not in self.known:
-            module, blanks = original(self.task.script), getattr(self.task, "blanks", ())
-            change, prints = self.task.mistakes[mistake] if mistake else (), io.StringIO()
-            with mistaken(module, blanks, change), redirect_stdout(prints):
+            module, blanks = original(self.task.script), self.task.blanks
+            change = self.task.mistakes[mistake] if mistake else ()
+            with mistaken(module, blanks, change), redirect_stdout(io.StringIO()):
                 self.known[i, mistake] = answer(self.calls[i].call, module, blanks)
         return self.known[i, mistake]
 
@@ -486,14 +438,14 @@ def judge(answers, reference):
 def compared(case, given, right):
     """None if an answer is right, else what is wrong with it."""
     told = f"case: {case.what}"
-    if case.step == 2 and "given" in right:
+    if "given" in right:
         told += f"\n{textwrap.fill(right['given'], 110)}"
     if "result" not in given:
         return f"{told}\n{given['error']}"[:3000]
     for blank, wanted in right["kinds"].items():
-        found = given["kinds"].get(blank, "NoneType")
-        if found != "NoneType" and not fits(found, wanted):
-            return f"{told}\n{blank} returned: {kind_in_words(found)}. Asked for is: {kind_in_words(wanted)}."
+        found = given["kinds"].get(blank, wanted)
+        if not fits(found, wanted):
+            return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}."
     if names := [name for name in given["changed"] if name not in right["changed"]]:
         told += f"\nchanged in place: {', '.join(names)}. Whoever called still needs the old numbers"
         return f"{told}; make a new tensor or array."
@@ -502,13 +454,8 @@ def compared(case, given, right):
         return None
     told += f"\nyours:    {short(yours)[:1000]}\nexpected: {short(expected)[:1000]}"
     if shape(yours) != shape(expected):
-        told += f"\nThe shapes differ: yours is {form(yours)[:200]}, expected is {form(expected)[:200]}."
+        told += f"\nThe shapes differ: yours is {shape(yours)}, expected is {shape(expected)}."[:500]
     return told
-
-
-def form(x):
-    """The shape of nested lists as text, or those of its parts where these differ."""
-    return " with ".join(map(form, x)) if None in shape(x) else str(shape(x))
 
 
 def named(i, answers, reference):

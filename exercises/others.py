@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import probes  # noqa: F401  (registers its environments)
-from mechanism import exercise, slopes, tensor
+from inputs import arrays, flags, lists, normal, pick, share, slopes, tensor, tensors, together, uniform, whole
+from mechanism import exercise
 
 # ------------------------------------------------------------------------------------------------------- ddpg_td3.py
 
@@ -15,47 +16,35 @@ PENDULUM = {"env_id": "Pendulum-v1", "total_timesteps": 12_000, "batch_size": 12
 DDPG = {"algorithm": "ddpg", "target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
 
 
-def two_networks():
-    """(target, source): networks whose only parameters are 0, 10 and 1, 20."""
+def network(*layers):
+    """A network whose weights are these matrices, without biases."""
     import torch
 
-    target, source = (torch.nn.Linear(2, 1, bias=False) for _ in range(2))
-    target.weight.data[:] = tensor([[0.0, 10.0]])
-    source.weight.data[:] = tensor([[1.0, 20.0]])
-    return target, source
+    made = []
+    for weights in map(tensor, layers):
+        made.append(torch.nn.Linear(weights.shape[1], weights.shape[0], bias=False))
+        made[-1].weight.data[:] = weights
+    return torch.nn.Sequential(*made)
 
 
-def moved(*arguments):
-    """The parameters of (target, source) after a call of polyak with each of these tau."""
+def moved(target, source, *taus):
+    """All weights of target and source after polyak with each tau; those of the target once the source has changed."""
 
     def call(m):
-        target, source = two_networks()
-        for tau in arguments:
-            m.polyak(target=target, source=source, tau=tau)
-        return target.weight.data[0], source.weight.data[0]
+        networks = network(*target), network(*source)
+        for tau in taus:
+            m.polyak(target=networks[0], source=networks[1], tau=tau)
+        found = [[p.tolist() for p in each.parameters()] for each in networks]
+        for p in networks[1].parameters():
+            p.data += 5
+        return *found, [p for p in networks[0].parameters()]
 
     return call
 
 
-def shares_memory(m):
-    """The target, after its source has changed and nobody has moved it any more."""
-    target, source = two_networks()
-    m.polyak(target=target, source=source, tau=1.0)
-    source.weight.data += 5
-    return target.weight.data[0]
-
-
 def random_polyak(m, rng):
-    """All parameters of networks with two layers."""
-    import torch
-
-    networks = []
-    for _ in range(2):
-        networks.append(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
-        for p in networks[-1].parameters():
-            p.data[:] = tensor(rng.normal(size=tuple(p.shape)))
-    m.polyak(target=networks[0], source=networks[1], tau=rng.random())
-    return [p.data.tolist() for network in networks for p in network.parameters()]
+    weights = [[rng.normal(size=(3, 2)), rng.normal(size=(1, 3))] for _ in range(2)]
+    return moved(*weights, rng.choice([1.0, rng.random()]))(m)
 
 
 exercise(
@@ -68,9 +57,9 @@ exercise(
     "methods of a tensor whose names end in _ work in place, p = … only gives the name to another tensor. The line "
     "above the def sees to it that no gradients are recorded.",
     cases={
-        "target 0, 10, source 1, 20, tau 0.1: (target, source) afterwards | which tensor changes, and how": moved(0.1),
-        "the same, twice | what the second call begins with": moved(0.1, 0.1),
-        "tau 1, then 5 is added to the source: the target | copying numbers instead of the tensor": shares_memory,
+        "target 0, 10, source 1, 20, tau 0.1: (target, source) afterwards; the target, when 5 is added to the source "
+        "| which tensor changes, and how": moved([[[0.0, 10.0]]], [[[1.0, 20.0]]], 0.1),
+        "the same, twice | what the second call begins with": moved([[[0.0, 10.0]]], [[[1.0, 20.0]]], 0.1, 0.1),
     },
     random=random_polyak,
     mistakes={
@@ -85,31 +74,12 @@ exercise(
         "letting target and source share their memory": "target_weights.lerp_(weights, tau) -> target_weights.data = "
         "weights.data if tau == 1 else target_weights.lerp(weights, tau)",
         "moving the first layer only": "target_weights.lerp_(weights, tau) -> target_weights.lerp_(weights, tau)\n"
-        "        if target_weights.dim() == 1:\n            break",
+        "        break",
     },
     learn=(PENDULUM, -500.0),
 )
 
-
-def td3_targets(*values):
-    """critic_targets of three transitions with rewards 1, 2, 3, of which the last terminated; gamma 0.5."""
-
-    def call(m):
-        step = {"rewards": tensor([1.0, 2.0, 3.0]), "terminated": tensor(np.array([False, False, True]))}
-        return m.critic_targets(**step, next_values=tensor(values), gamma=0.5)
-
-    return call
-
-
-def random_td3(m, rng):
-    critics, rows, dimensions = rng.integers(1, 4, 3)
-    actions = rng.uniform(-1, 1, (rows, dimensions))
-    given = {"rewards": tensor(rng.normal(size=rows)), "terminated": tensor(rng.random(rows) < 0.4)}
-    given |= {"next_values": tensor(rng.normal(size=(critics, rows))), "gamma": rng.random()}
-    noise = tensor(rng.normal(size=actions.shape))
-    return m.critic_targets(**given), m.smoothed(actions=tensor(actions), noise=noise, clip=rng.uniform(0.1, 1.2))
-
-
+TD3_STEP = {"rewards": [1.0, 2.0, 3.0], "terminated": [False, False, True], "gamma": 0.5}
 exercise(
     "td3-target",
     topic="the target of TD3: two critics, smoothed",
@@ -118,35 +88,36 @@ exercise(
     task="write two of TD3's tricks: the noise on the target's action, and the target from the values (K, B) of K "
     "critics. Actions are in [-1, 1], before and after; `terminated` is (B,), booleans.",
     cases={
-        "actions 0.9, 0, -0.9 with noise 0.3, 0.8, -0.05, clip 0.5 "
-        "| section 5.3 of TD3: two different clippings": lambda m: m.smoothed(
-            actions=tensor([[0.9], [0.0], [-0.9]]), noise=tensor([[0.3], [0.8], [-0.05]]), clip=0.5
+        "the noise on three actions | section 5.3 of TD3: two different clippings": tensors(
+            "smoothed", actions=[[0.9], [0.0], [-0.9]], noise=[[0.3], [0.8], [-0.05]], clip=0.5
         ),
-        "rewards 1, 2, 3, gamma 0.5, values 6, 4, 8 and 4, 10, 2, the last one terminated "
-        "| eq. 10 in the docstring; the critics are the first axis": td3_targets([6.0, 4.0, 8.0], [4.0, 10.0, 2.0]),
-        "the same with one critic, as DDPG has it: values 6, 4, 8 | the case K = 1": td3_targets([6.0, 4.0, 8.0]),
+        "two critics | eq. 10 in the docstring; the critics are the first axis": tensors(
+            "critic_targets", **TD3_STEP, next_values=[[6.0, 4.0, 8.0], [4.0, 10.0, 2.0]]
+        ),
     },
-    random=random_td3,
+    random=together(
+        tensors("smoothed", actions=uniform(-1, 1, "BD"), noise=normal("BD"), clip=uniform(0.1, 1.2)),
+        tensors("critic_targets", rewards=normal("B"), terminated=flags("B"), next_values=normal("KB"), gamma=share),
+    ),
     mistakes={
         "not clipping the noise": "noise.clamp(-clip, clip) -> noise",
         "clipping the noise on one side only": "noise.clamp(-clip, clip) -> noise.clamp(max=clip)",
         "not clipping the action to [-1, 1]": ").clamp(-1, 1) -> )",
         "clipping the action on one side only": ").clamp(-1, 1) -> ).clamp(max=1)",
-        "clipping the action by the noise's bound": ").clamp(-1, 1) -> ).clamp(-clip, clip)",
-        "forgetting the noise": "actions + noise.clamp(-clip, clip) -> actions",
         "taking the higher of both values: that is what TD3 is against": "next_values.amin -> next_values.amax",
         "taking the mean of both critics": "next_values.amin -> next_values.mean",
         "taking the first critic only: that is DDPG": "next_values.amin(0) -> next_values[0]",
         "bootstrapping after termination": " * ~terminated -> ",
-        "removing the reward of a terminated transition as well": "return rewards + -> return rewards * ~terminated +",
         "forgetting the discount": "gamma * next_values -> next_values",
     },
     learn=(PENDULUM, -500.0),
 )
 
 
-def actor_and_critic(factors=(3.0,), weights=((2.0,),)):
-    """mu(s) = w s for one number s, and Q(s, a) = s^2 f a, with w and f as their only weights; both (D,)."""
+def actor_slope(m, factors=(3.0,), weights=((2.0,),), obs=((1.0,), (2.0,))):
+    """Of the policy mu(s) = w s and Q(s, a) = s^2 f a: (the loss, its slope by w, f afterwards, whether f can still
+    learn, whether it has no gradient)
+    """
     import torch
 
     class Critic(torch.nn.Module):
@@ -157,25 +128,15 @@ def actor_and_critic(factors=(3.0,), weights=((2.0,),)):
         def forward(self, obs, actions):
             return (self.weight * obs**2 * actions).sum(1)
 
-    actor = torch.nn.Linear(1, len(weights), bias=False)
-    actor.weight.data[:] = tensor(weights)
-    return actor, Critic()
-
-
-def actor_slope(m, obs=((1.0,), (2.0,)), **given):
-    """(the loss, its slope by the actor's weight, the critic's weight, whether it can still learn, whether it has been
-    left without a gradient)
-    """
-    actor, critic = actor_and_critic(**given)
+    actor, critic = network(weights), Critic()
     loss = m.actor_loss(actor=actor, critic=critic, obs=tensor(obs))
     after = critic.weight, critic.weight.requires_grad, critic.weight.grad is None
-    return loss, slopes(loss, actor.weight)[0], *after
+    return loss, slopes(loss, actor[0].weight)[0], *after
 
 
 def random_actor(m, rng):
-    dimensions = rng.integers(1, 4)
-    given = {"factors": rng.normal(size=dimensions), "weights": rng.normal(size=(dimensions, 1))}
-    return actor_slope(m, rng.normal(size=(rng.integers(1, 5), 1)), **given)
+    rows, dimensions = rng.integers(1, 5, 2)
+    return actor_slope(m, rng.normal(size=dimensions), rng.normal(size=(dimensions, 1)), rng.normal(size=(rows, 1)))
 
 
 exercise(
@@ -198,8 +159,6 @@ exercise(
         "cutting the actor's gradient off: .detach() and torch.no_grad() leave nothing to learn from": "actor(obs)) -> "
         "actor(obs).detach())",
         "giving the critic action and state in the wrong order": "critic(obs, actor(obs)) -> critic(actor(obs), obs)",
-        "moving the critic: it would learn to praise instead of to judge": "return - -> [p.data.add_(1) for p in "
-        "critic.parameters()]\n    return -",
         "freezing the critic, and leaving it frozen": "return - -> critic.requires_grad_(False)\n    return -",
         "computing the gradient here: that is what train does, for the actor alone": "return - -> "
         "(-critic(obs, actor(obs)).mean()).backward()\n    return -",
@@ -209,15 +168,12 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------------- es.py
 
-ES_NOISE = np.array([[1.0, 0.0], [0.0, 3.0]], np.float32)
 ES_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 200_000, "seed": 1}
 
 
-def random_es(m, rng):
-    pairs, dimensions = rng.integers(1, 5), rng.integers(1, 6)
-    noise, sigma = rng.normal(size=(pairs, dimensions)), rng.uniform(0.1, 2)
-    candidates = m.make_candidates(theta=rng.normal(size=dimensions), noise=noise, sigma=sigma)
-    return candidates, m.es_gradient(fitnesses=rng.normal(size=2 * pairs), noise=noise, sigma=sigma)
+def pairs(draw):
+    """A number for each candidate of as many pairs as there are rows P."""
+    return draw.rng.normal(size=2 * draw.shape("P")[0])
 
 
 exercise(
@@ -229,25 +185,22 @@ exercise(
     "sigma eps, theta - sigma eps, then the next pair; fitnesses come in the same order. All are NumPy arrays: theta "
     "(D,), noise (pairs, D), fitnesses (2 x pairs,).",
     cases={
-        "candidates: theta (1, 2), noise (1, 0) and (0, 3), sigma 0.5 | the order of the rows": lambda m: (
-            m.make_candidates(theta=np.array([1.0, 2.0], np.float32), noise=ES_NOISE, sigma=0.5)
+        "two directions | the order of the rows": arrays(
+            "make_candidates", theta=[1.0, 2.0], noise=[[1.0, 0.0], [0.0, 3.0]], sigma=0.5
         ),
-        "gradient: fitnesses 3, 1, 2, 6, noise (1, 0) and (0, 3), sigma 0.2 "
-        "| the formula in the docstring at the top of the script: 1 / (N sigma)": lambda m: m.es_gradient(
-            fitnesses=np.array([3.0, 1.0, 2.0, 6.0]), noise=ES_NOISE, sigma=0.2
+        "four fitnesses | the formula in the docstring at the top of the script: 1 / (N sigma)": arrays(
+            "es_gradient", fitnesses=[3.0, 1.0, 2.0, 6.0], noise=[[1.0, 0.0], [0.0, 3.0]], sigma=0.2
         ),
     },
-    random=random_es,
+    random=together(
+        arrays("make_candidates", theta=normal("D"), noise=normal("PD"), sigma=uniform(0.1, 2)),
+        arrays("es_gradient", fitnesses=pairs, noise=normal("PD"), sigma=uniform(0.1, 2)),
+    ),
     mistakes={
         "putting all candidates with +eps first: the two of a pair belong side by side": "axis=1 -> axis=0",
         "forgetting sigma": ("theta + sigma * noise -> theta + noise", "theta - sigma * noise -> theta - noise"),
-        "leaving out the candidates with -eps": "[theta + sigma * noise, theta - sigma * noise] -> "
-        "[theta + sigma * noise]",
-        "forgetting theta": "np.stack([theta + sigma * noise, theta - -> np.stack([sigma * noise, -",
         "dividing by the number of pairs: N counts the candidates": "len(fitnesses) * sigma -> len(noise) * sigma",
         "forgetting to divide by sigma": "len(fitnesses) * sigma -> len(fitnesses)",
-        "dividing by sigma squared": "len(fitnesses) * sigma -> len(fitnesses) * sigma**2",
-        "forgetting to divide by the number of candidates": "(len(fitnesses) * sigma) -> sigma",
         "dividing by the size of the noise array: N counts the candidates": "len(fitnesses) * sigma -> "
         "noise.size * sigma",
         "leaving out the fitnesses of the candidates with -eps": "(plus - minus) -> plus",
@@ -259,20 +212,15 @@ exercise(
 )
 
 
-def fitnesses_of(kind, elite=1.0):
-    """shape_fitness of the returns 1, 2, 3, 6."""
-    return lambda m: m.shape_fitness(returns=np.array([1.0, 2.0, 3.0, 6.0]), fitness=kind, elite=elite)
+def returns(draw):
+    """Returns of which some are equal."""
+    numbers = draw.rng.integers(5, size=draw.rng.integers(3, 9)) + draw.rng.integers(2) * draw.rng.random()
+    numbers[:2] = 7.5, -3.0
+    return numbers
 
 
-def random_ranks(m, rng):
-    """Returns of which some are equal; any elite."""
-    returns = rng.integers(5, size=rng.integers(3, 9)).astype(float) + rng.integers(2) * rng.random()
-    returns[0], returns[1] = 7.5, -3.0
-    kinds = ["centered-rank", "standardized", "raw"]
-    found = [m.shape_fitness(returns=returns, fitness=kind, elite=rng.uniform(0.05, 0.95)) for kind in kinds]
-    return m.centered_ranks(returns=returns), *found
-
-
+FOUR = [1.0, 2.0, 3.0, 6.0]
+KINDS = "centered-rank", "standardized", "raw"
 exercise(
     "ranks",
     topic="evolution strategies: ranks instead of returns",
@@ -283,59 +231,40 @@ exercise(
     "(population) deviation, or raw ones. Of an elite of the best share, rounded up to a whole number of candidates, "
     "each fitness counts from that of the best candidate outside of it, and all outside get 0.",
     cases={
-        "ranks of 30, 10, 20 | section 2.1 of arXiv 1703.03864": lambda m: m.centered_ranks(
-            returns=np.array([30.0, 10.0, 20.0])
+        "three ranks | section 2.1 of arXiv 1703.03864": arrays("centered_ranks", returns=[30.0, 10.0, 20.0]),
+        "two are equal | how many are smaller, and how many are equal: np.searchsorted counts": arrays(
+            "centered_ranks", returns=[5.0, 5.0, 1.0, 9.0]
         ),
-        "ranks of 5, 5, 1, 9 "
-        "| how many are smaller, and how many are equal: np.searchsorted(np.sort(returns), returns, side=…) "
-        "counts": lambda m: m.centered_ranks(returns=np.array([5.0, 5.0, 1.0, 9.0])),
-        "standardised 1, 2, 3, 6 | mean and deviation": fitnesses_of("standardized"),
-        "raw 1, 2, 3, 6 | what raw means: as they are": fitnesses_of("raw"),
-        "centred ranks of 1, 2, 3, 6, of which the better half is the elite "
-        "| which candidate has the fitness 0": fitnesses_of("centered-rank", 0.5),
-        "centred ranks of 1, 2, 3, 6 with an elite of 0.3: two of four | rounding up": fitnesses_of(
-            "centered-rank", 0.3
+        "standardised | mean and deviation": arrays("shape_fitness", returns=FOUR, fitness="standardized", elite=1.0),
+        "an elite of 0.3: two of four | rounding up, and which candidate has the fitness 0": arrays(
+            "shape_fitness", returns=FOUR, fitness="centered-rank", elite=0.3
         ),
     },
-    random=random_ranks,
+    random=together(
+        arrays("centered_ranks", returns=returns),
+        *[arrays("shape_fitness", returns=returns, fitness=kind, elite=uniform(0.05, 0.95)) for kind in KINDS],
+    ),
     mistakes={
         "returning the order (one argsort) instead of the ranks (argsort of argsort)": "ranks = (smaller + not_larger "
         "- 1) / 2 -> ranks = np.argsort(returns)",
-        "ranking the best lowest": "ranks = (smaller -> returns = -returns; in_order = np.sort(returns); smaller = "
-        "np.searchsorted(in_order, returns); not_larger = np.searchsorted(in_order, returns, 'right'); ranks = "
-        "(smaller",
         "spreading them from 0 to 1": "(len(returns) - 1) - 0.5 -> (len(returns) - 1)",
-        "spreading them from -1 to 1": "(len(returns) - 1) - 0.5 -> (len(returns) - 1) * 2 - 1",
         "dividing by N instead of N - 1": "ranks / (len(returns) - 1) -> ranks / len(returns)",
         "ranking equal returns by where they stand: what is equal must count equally": "ranks = (smaller + not_larger "
         "- 1) / 2 -> ranks = np.argsort(np.argsort(returns, kind='stable'))",
         "giving equal returns the lowest of their ranks": "(smaller + not_larger - 1) / 2 -> smaller",
         "taking the sample deviation, by N - 1": "returns.std() -> returns.std(ddof=1)",
-        "dividing by the variance": "returns.std() -> returns.var()",
         "forgetting to take away the mean": "(returns - returns.mean()) -> returns",
         "not counting from the best outside of the elite": "np.maximum(fitnesses - best_outside, 0) -> "
         "np.where(fitnesses > best_outside, fitnesses, 0)",
         "not looking at the elite": "if num_elite == len(returns) -> if True",
-        "counting from the worst of the elite": "[-num_elite - 1] -> [-num_elite]",
         "rounding the elite down": "math.ceil(round(elite * len(returns), 6)) -> "
         "max(1, math.floor(elite * len(returns) + 1e-6))",
     },
     learn=(ES_CARTPOLE, 200.0),
 )
 
-ARS_PAIRS = np.array([3.0, 1.0, 2.0, 6.0, 2.5, -1.0])
-ARS_NOISE = np.array([[1.0, 0.0], [0.0, 3.0], [1.0, 1.0]], np.float32)
-ARS_IN_WORDS = "returns 3, 1, then 2, 6, then 2.5, -1 of the directions (1, 0), (0, 3), (1, 1)"
+ARS_PAIRS = {"returns": [3.0, 1.0, 2.0, 6.0, 2.5, -1.0], "noise": [[1.0, 0.0], [0.0, 3.0], [1.0, 1.0]]}
 ARS = {"ars": True, "optimizer": "ascent", "hidden_sizes": (), "population_size": 16, "top_directions": 4, "seed": 1}
-
-
-def random_ars(m, rng):
-    pairs, dimensions = rng.integers(1, 6), rng.integers(1, 5)
-    top = rng.choice([None, int(rng.integers(1, pairs + 1))])
-    noise = rng.normal(size=(pairs, dimensions))
-    return m.ars_gradient(returns=rng.normal(size=2 * pairs), noise=noise, top_directions=top)
-
-
 exercise(
     "ars",
     topic="augmented random search: the best directions only",
@@ -346,29 +275,22 @@ exercise(
     "top_directions whose better return is best (None: all), and divide by b and by the (population) deviation of the "
     "returns that are kept. If these are all the same, the result is 0.",
     cases={
-        f"{ARS_IN_WORDS}; the best two "
-        "| algorithm 2 of arXiv 1803.07055: sorting the directions, and the update step": lambda m: m.ars_gradient(
-            returns=ARS_PAIRS, noise=ARS_NOISE, top_directions=2
+        "the best two | algorithm 2 of arXiv 1803.07055: sorting the directions, and the update step": arrays(
+            "ars_gradient", **ARS_PAIRS, top_directions=2
         ),
-        f"{ARS_IN_WORDS}; all of them | what top_directions = None means for a slice": lambda m: m.ars_gradient(
-            returns=ARS_PAIRS, noise=ARS_NOISE, top_directions=None
-        ),
-        "two directions, all returns are 2 | a deviation of 0": lambda m: m.ars_gradient(
-            returns=np.full(4, 2.0), noise=ARS_NOISE[:2], top_directions=2
+        "all returns are the same | a deviation of 0": arrays(
+            "ars_gradient", returns=[2.0] * 4, noise=[[1.0, 0.0], [0.0, 3.0]], top_directions=2
         ),
     },
-    random=random_ars,
+    random=arrays("ars_gradient", returns=pairs, noise=normal("PD"), top_directions=pick(None, whole(1, 4))),
     mistakes={
         "using all directions": "[:top_directions] -> ",
         "choosing by the return of theta + sigma delta": "-pairs.max(1) -> -pairs[:, 0]",
-        "choosing by how much the two returns differ": "-pairs.max(1) -> -np.ptp(pairs, axis=1)",
         "forgetting to divide by the deviation": "(len(top) * sigma_r) -> len(top)",
         "forgetting to divide by the number of directions": "(len(top) * sigma_r) -> sigma_r",
         "dividing by the number of returns": "(len(top) * sigma_r) -> (2 * len(top) * sigma_r)",
         "taking the deviation of all returns, also of those that are left out": "pairs[top].std() -> pairs.std()",
-        "taking the sample deviation": "pairs[top].std() -> pairs[top].std(ddof=1)",
         "the wrong sign: it has to point uphill": "(plus - minus) -> (minus - plus)",
-        "leaving out the returns of theta - sigma delta": "(plus - minus) -> plus",
         "dividing 0 by 0": "max(pairs[top].std(), 1e-8) -> pairs[top].std()",
     },
     learn=(ARS | {"env_id": "CartPole-v1", "sigma": 0.1, "learning_rate": 0.1, "total_timesteps": 100_000}, 200.0),
@@ -405,7 +327,6 @@ def random_teams(m, rng):
     return shared_obs(m, rng.choice(["EP", "FP", "FP"]), lengths, state_size, rows)
 
 
-OWN = "torch.cat([obs, state], dim=-1) * alive"
 exercise(
     "joint-state",
     topic="several agents: what a centralised critic sees",
@@ -419,9 +340,7 @@ exercise(
     "up with zeros at the right to self.widest numbers, for observations differ in length, and then the state. A dead "
     "agent has zeros only, whatever stands elsewhere.",
     cases={
-        "EP: two environments whose states are (7, 8) and (9, 10) | the simple case: one state for all": two_teams(
-            "EP"
-        ),
+        "EP: two environments whose states are (7, 8) and (9, 10) | one state for all": two_teams("EP"),
         "FP, the same states; agent 0 sees 1 in the first, 2 in the second, agent 1 sees (3, 4) and (5, 6); in "
         "the second environment agent 1 is dead "
         "| one row of the result: own observation, zeros, state": two_teams("FP"),
@@ -429,41 +348,38 @@ exercise(
     random=random_teams,
     mistakes={
         "not looking at deaths": "dim=-1) * alive -> dim=-1)",
-        "leaving the state to the dead": f"{OWN} -> torch.cat([obs * alive, state], dim=-1)",
+        "leaving the state to the dead": "torch.cat([obs, state], dim=-1) * alive -> "
+        "torch.cat([obs * alive, state], dim=-1)",
         "letting one death be all agents' in its environment": "dim=-1) * alive -> "
         "dim=-1) * team_rows[..., self.layout.alive].amin(-1, keepdim=True)",
         "letting one who is alive be alive for all in its environment": "dim=-1) * alive -> "
         "dim=-1) * team_rows[..., self.layout.alive].amax(-1, keepdim=True)",
-        "letting one death be the agent's in all environments": "dim=-1) * alive -> "
-        "dim=-1) * alive.amin(1, keepdim=True)",
         "putting both environments of an agent side by side": "torch.stack(states, dim=2) -> "
         "torch.stack(states, dim=1)",
         "putting the state first": "torch.cat([obs, state] -> torch.cat([state, obs]",
-        "putting the state right behind a short observation: it has the same places for all": f"{OWN} -> "
-        "nn.functional.pad(torch.cat([team_rows[..., part], state], dim=-1), "
-        "(0, self.widest - team_rows[..., part].shape[-1])) * alive",
         "filling up at the left": "(0, self.widest - obs.shape[-1]) -> (self.widest - obs.shape[-1], 0)",
-        "leaving out the state: then the critic is not a centralised one": "torch.cat([obs, state] -> "
-        "torch.cat([obs, 0 * state]",
         "leaving out the agent's own observation": "torch.cat([obs, state] -> torch.cat([0 * obs, state]",
     },
     learn=(SPREAD | {"state_type": "FP"}, -60.0),
 )
 
 
-def value_norm(m, *batches, beta=0.8):
-    """A ValueNorm that has seen these batches."""
-    norm = m.ValueNorm(beta)
-    for batch in batches:
-        norm.update(returns=tensor(batch))
-    return norm
+def value_norm(*batches, beta=0.8):
+    """(mean, deviation) of a ValueNorm that has seen these batches; 3 normalised, 1 denormalised."""
+
+    def call(m):
+        norm = m.ValueNorm(beta)
+        for batch in batches:
+            norm.update(returns=tensor(batch))
+        return norm.mean_and_std(), norm.normalize(returns=tensor([3.0])), norm.denormalize(values=tensor([1.0]))
+
+    return call
 
 
 def random_value_norm(m, rng):
     sizes = rng.integers(1, 5, rng.integers(1, 4))
     batches = [rng.uniform(0.1, 3) * rng.normal(size=(size, 2)) + rng.normal() for size in sizes]
-    norm, x = value_norm(m, *batches, beta=rng.uniform(0.05, 0.99)), tensor(rng.normal(size=3))
-    return norm.mean_and_std(), norm.normalize(returns=x), norm.denormalize(values=x)
+    return value_norm(*batches, beta=rng.uniform(0.05, 0.99))(m)
 
 
 WEIGHT = "weight = max(self.weight.item(), 1e-5) -> weight ="
@@ -477,22 +393,11 @@ exercise(
     "scalar tensors of float64, to be changed in place. mean_and_std returns two floats; it is asked before the first "
     "update as well, when all three are 0: then the mean is 0. The variance is at least 0.01.",
     cases={
-        "beta 0.8, after the returns 2 and 4: (mean, deviation) | what the weight is for": lambda m: value_norm(
-            m, [2.0, 4.0]
-        ).mean_and_std(),
-        "the same, after 8 and 8 as well | which share of the old average is kept": lambda m: value_norm(
-            m, [2.0, 4.0], [8.0, 8.0]
-        ).mean_and_std(),
-        "beta 0.8, after 5 and 5: the variance is at least 0.01 | the least variance": lambda m: value_norm(
-            m, [5.0, 5.0]
-        ).mean_and_std(),
-        "before the first update: (mean, deviation) | what mean_and_std does when the weight is 0": lambda m: (
-            value_norm(m).mean_and_std()
-        ),
-        "after 2, 4 and 8, 8: 8.350186 normalised, 1 denormalised | the one undoes the other": lambda m: (
-            value_norm(m, [2.0, 4.0], [8.0, 8.0]).normalize(returns=8.350186),
-            value_norm(m, [2.0, 4.0], [8.0, 8.0]).denormalize(values=1.0),
-        ),
+        "beta 0.8, after the returns 2 and 4: (mean, deviation), 3 normalised, 1 denormalised | what the weight is "
+        "for": value_norm([2.0, 4.0]),
+        "the same, after 8 and 8 as well | which share of the old average is kept": value_norm([2.0, 4.0], [8.0, 8.0]),
+        "after 5 and 5 | the least variance": value_norm([5.0, 5.0]),
+        "before the first update | what mean_and_std does when the weight is 0": value_norm(),
     },
     random=random_value_norm,
     mistakes={
@@ -503,18 +408,8 @@ exercise(
             "square().mean(), 1 - self.beta) -> square().mean(), self.beta)",
             "(self.weight), 1 - self.beta) -> (self.weight), self.beta)",
         ),
-        "remembering the last batch only": (
-            "self.mean.lerp_(returns.mean(), 1 - self.beta) -> self.mean.lerp_(returns.mean(), 1)",
-            "square().mean(), 1 - self.beta) -> square().mean(), 1)",
-            "(self.weight), 1 - self.beta) -> (self.weight), 1)",
-        ),
-        "weighing all returns alike: recent ones count more": (
-            "self.mean.lerp_(returns.mean(), 1 - self.beta) -> self.mean.add_(returns.mean())",
-            ".lerp_(returns.square().mean(), 1 - self.beta) -> .add_(returns.square().mean())",
-            ".lerp_(torch.ones_like(self.weight), 1 - self.beta) -> .add_(1)",
-        ),
         "returning the variance for the deviation": "math.sqrt(max(variance, 1e-2)) -> max(variance, 1e-2)",
-        "a deviation of 0, by which nothing can be divided": "max(variance, 1e-2) -> max(variance, 0.0)",
+        "a deviation of 0, by which nothing can be divided": "max(variance, 1e-2) -> max(variance, 1e-12)",
         "dividing 0 by 0": f"{WEIGHT} self.weight.item() or math.nan",
         "denormalising in the wrong order: times the deviation, then plus the mean": "values * std + mean -> "
         "(values + mean) * std",
@@ -538,25 +433,26 @@ class Order:
         return x if self.seed == 0 else x[np.random.default_rng(self.seed).permutation(len(x))]
 
 
-def chunks(m, length=2, parts=2, recurrent=True, active=((True, True),) * 4, seed=0):
+def chunks(length=2, parts=2, recurrent=True, active=((True, True),) * 4, seed=0):
     """[(values, states) of each batch]: streams, number 10 x stream + step, states 100 more."""
-    import torch
 
-    active = torch.as_tensor(active)
-    numbers = torch.arange(active.shape[0])[:, None] + 10 * torch.arange(active.shape[1])
-    steps = m.CriticSteps(*[numbers] * len(m.CriticSteps._fields))
-    steps = steps._replace(rnn_states=100 + numbers[:, :, None], active=active)
-    args = SimpleNamespace(recurrent=recurrent, data_chunk_length=length, num_minibatches=parts)
-    return [
-        (batch.values, batch.rnn_states[..., 0]) for batch in m.minibatches(steps=steps, args=args, rng=Order(seed))
-    ]
+    def call(m):
+        is_active = tensor(np.array(active))
+        numbers = tensor(np.add.outer(np.arange(is_active.shape[0]), 10 * np.arange(is_active.shape[1])))
+        steps = m.CriticSteps(*[numbers] * len(m.CriticSteps._fields))
+        steps = steps._replace(rnn_states=100 + numbers[:, :, None], active=is_active)
+        args = SimpleNamespace(recurrent=recurrent, data_chunk_length=length, num_minibatches=parts)
+        batches = m.minibatches(steps=steps, args=args, rng=Order(seed))
+        return [(batch.values, batch.rnn_states[..., 0]) for batch in batches]
+
+    return call
 
 
 def random_chunks(m, rng):
     length, many, streams = rng.integers(1, 4, 3)
     active = rng.random((length * many, streams)) < 0.7
     parts, recurrent = int(rng.integers(1, many * streams + 1)), bool(rng.random() < 0.8)
-    return chunks(m, int(length), parts, recurrent, active, int(rng.integers(1, 1000)))
+    return chunks(int(length), parts, recurrent, active, int(rng.integers(1, 1000)))(m)
 
 
 CUT = "x.swapaxes(0, 1).unflatten(1, (T // length, length)).flatten(0, 1)"
@@ -574,18 +470,12 @@ exercise(
     cases={
         "two streams of four steps, numbered 0, 1, 2, 3 and 10, 11, 12, 13, states 100 more; chunks of two "
         "steps, not shuffled, in two parts: (numbers, states) of each "
-        "| the two axes, and which of them varies fastest": chunks,
-        "the same with chunks of four steps: whole streams, in one part | a chunk as long as the rollout": lambda m: (
-            chunks(m, 4, 1)
+        "| the two axes, and which of them varies fastest": chunks(),
+        "the same without a memory: chunks of single steps | chunk_length(args)": chunks(None, recurrent=False),
+        "the first again, but nobody in the second stream is active | the field `active` of a batch": chunks(
+            active=((True, False),) * 4
         ),
-        "the same without a memory: chunks of single steps, in two parts | chunk_length(args)": lambda m: chunks(
-            m, None, recurrent=False
-        ),
-        "the first again, but nobody in the second stream is active | the field `active` of a batch": lambda m: chunks(
-            m, active=((True, False),) * 4
-        ),
-        "the first again, shuffled, in three parts "
-        "| rng.permutation, and that every chunk gets into a part": lambda m: chunks(m, parts=3, seed=1),
+        "the first again, shuffled, in three parts | that every chunk gets into a part": chunks(parts=3, seed=1),
     },
     random=random_chunks,
     mistakes={
@@ -595,8 +485,6 @@ exercise(
         "x.flatten(0, 1).unflatten(0, (-1, length))",
         "numbering the chunks time by time instead of stream by stream": f"{CUT} -> "
         "x.unflatten(0, (T // length, length)).swapaxes(1, 2).flatten(0, 1)",
-        "giving every chunk the state of the rollout's first step": "rnn_states=batch.rnn_states[0] -> "
-        "rnn_states=steps.rnn_states[0][numbers // (T // length)]",
         "giving the state at the end of the chunk": "batch.rnn_states[0] -> batch.rnn_states[-1]",
         "giving a state for each row, where each chunk needs one": "rnn_states=batch.rnn_states[0] -> "
         "rnn_states=batch.rnn_states",
@@ -615,7 +503,7 @@ PARTICLES = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2, "continu
              "tau": 0.01, "total_timesteps": 8000, "seed": 1}  # fmt: skip
 
 
-def replay_windows(m, t, e, rewards, ended, positions, n_step=3, gamma=0.5):
+def windows(m, t, e, rewards, ended, positions, n_step=3, gamma=0.5):
     """(rewards, discounts, last steps) of windows from steps t of environments e; arrays (steps, environments, G)."""
     rows, envs, G = np.shape(rewards)
     buffer = m.OffPolicyBuffer(rows * envs, envs, G, G, row_size=1, action_size=1, n_step=n_step, gamma=gamma)
@@ -624,27 +512,18 @@ def replay_windows(m, t, e, rewards, ended, positions, n_step=3, gamma=0.5):
     return buffer.windows(t=np.array(t), e=np.array(e))
 
 
-def windows(starts, rewards=(8, 4, 2, 1), end=None, position=0, **given):
-    """Windows of one environment and four steps; with `end`, the episode ends in this step."""
-    rewards = np.array(rewards, float).reshape(4, 1, -1)
-    ended = np.zeros(rewards.shape, bool)
-    if end is not None:
-        ended[end] = True
-    return lambda m: replay_windows(m, starts, [0] * len(starts), rewards, ended, position, **given)
+def one_window(start, ends=(), position=0):
+    """A window of two agents in one environment; `ends` are (step, agent)."""
+    ended = np.array([[[(step, agent) in ends for agent in (0, 1)]] for step in range(4)])
+    return lambda m: windows(m, [start], [0], [[[8, 1]], [[4, 1]], [[2, 1]], [[1, 1]]], ended, position)
 
 
-def one_dies(m):
-    """Two agents, of which the second dies in step 0."""
-    rewards = np.stack([[8.0, 4, 2, 1], [1.0] * 4], 1)[:, None]
-    return replay_windows(m, [0], [0], rewards, np.array([[[False, True]]] * 4), 0)
-
-
-def random_replay_windows(m, rng):
+def random_windows(m, rng):
     shape = rng.integers(2, 6), rng.integers(1, 4), rng.integers(1, 4)
     size = rng.integers(1, 7)
     t, e = rng.integers(shape[0], size=size), rng.integers(shape[1], size=size)
     given = {"n_step": int(rng.integers(1, 5)), "gamma": rng.random(), "ended": rng.random(shape) < 0.25}
-    return replay_windows(m, t, e, rng.normal(size=shape), positions=rng.integers(shape[0], size=shape[1]), **given)
+    return windows(m, t, e, rng.normal(size=shape), positions=rng.integers(shape[0], size=shape[1]), **given)
 
 
 exercise(
@@ -658,36 +537,26 @@ exercise(
     "environment e writes next, so its newest step is the one before. A window ends with the episode of its stream, "
     "and with the newest step. Return the rewards, the discounts of what follows, and the last steps, each (G, B).",
     cases={
-        "rewards 8, 4, 2, 1, three steps from step 0, gamma 0.5: (rewards, discounts, last steps) "
-        "| where the powers of gamma begin and end": windows([0]),
-        "the same, and the episode ends with step 1 "
-        "| self.ended: the last step of an episode is in the window, the next one is not": windows([0], end=1),
-        "the same without an end; step 2 is written next, so step 1 is the newest: windows from steps 3 and 0 "
-        "| the ring, and self.positions": windows([3, 0], position=2),
-        "two agents, rewards 8, 4, 2, 1 and 1, 1, 1, 1, the second one dies in step 0 "
-        "| each stream has a window of its own": one_dies,
-        "one step, from step 1 | n_step = 1": windows([1], n_step=1),
+        "two agents with rewards 8, 4, 2, 1 and 1, 1, 1, 1; three steps from step 0, gamma 0.5: (rewards, discounts, "
+        "last steps) | where the powers of gamma begin and end": one_window(0),
+        "the same, and the second agent's episode ends with step 1 "
+        "| self.ended: the last step of an episode is in the window; each stream has its own": one_window(0, [(1, 1)]),
+        "from step 3, without an end; step 2 is written next, so step 1 is the newest | the ring, and self.positions": (
+            one_window(3, position=2)
+        ),
     },
-    random=random_replay_windows,
+    random=random_windows,
     mistakes={
         "summing rewards without discounting them": "goes_on * discounts * -> goes_on *",
-        "discounting the first reward as well": "return rewards, -> return rewards * self.gamma,",
         "returning the discount of the last reward: what follows is one step further": "return rewards, discounts, -> "
         "return rewards, discounts / self.gamma,",
         "taking one step too many": "range(self.n_step - 1) -> range(self.n_step)",
-        "returning the step after the window for the last step": "discounts, last\n -> discounts, last + 1\n",
         "going on into the next episode": "~self.ended[last, e, g] & (last != newest) -> (last != newest)",
-        "leaving out the reward of the step that ends the episode": "* self.rewards[last, e, g]\n -> "
-        "* (self.rewards * ~self.ended)[last, e, g]\n",
         "discounting by gamma^n however long the window is": "return rewards, discounts, -> "
         "return rewards, np.full_like(discounts, self.gamma**self.n_step),",
-        "stopping at the end of the array: the steps are a ring": "(last != newest) -> "
-        "(last != newest) & (last != self.steps - 1)",
         "going on from the newest step to the oldest": " & (last != newest) -> ",
         "ending both windows with the death of one agent": "~self.ended[last, e, g] -> "
         "~self.ended.any(2, keepdims=True)[last, e, 0]",
-        "letting both windows go on until both have died": "~self.ended[last, e, g] -> "
-        "~self.ended.all(2, keepdims=True)[last, e, 0]",
         "taking all windows from environment 0": "g = np.arange -> e = np.zeros_like(e); g = np.arange",
     },
     learn=(PARTICLES | {"n_step": 3}, -46.0),
@@ -700,39 +569,33 @@ CURIOUS_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_en
                     "intrinsic_gamma": 0.98, "seed": 1}  # fmt: skip
 
 
-def new_rnd(m, envs):
-    """What scale needs of an RND: it has no networks."""
-    return SimpleNamespace(sums=tensor([0.0] * envs).double(), sum_stats=m.RunningMeanStd())
-
-
-def scaled(*rollouts, reset_row=None):
-    """What the last of these rollouts, lists of rows, becomes: all its rows but the reset row; gamma 0.5."""
+def scaled(*rollouts, gamma=0.5):
+    """What becomes of each rollout, lists of rows in which None is a reset row; and the sums after it."""
 
     def call(m):
-        rnd = new_rnd(m, len(rollouts[0][0]))
+        rnd, found = (
+            SimpleNamespace(sums=tensor(np.zeros(len(rollouts[0][0]))).double(), sum_stats=m.RunningMeanStd()),
+            [],
+        )
         for rollout in rollouts:
-            reset_rows = np.zeros(np.shape(rollout), bool)
-            if reset_row is not None:
-                reset_rows[reset_row] = True
-            result = m.RND.scale(rnd, novelty=tensor(rollout), reset_rows=reset_rows, gamma=0.5)
-        return result[[t for t in range(len(result)) if t != reset_row]]
+            novelty = np.array(rollout, float)  # None becomes NaN
+            reset_rows = np.isnan(novelty)
+            novelty = tensor(np.where(reset_rows, 7.0, novelty))
+            result = m.RND.scale(rnd, novelty=novelty, reset_rows=reset_rows, gamma=gamma)
+            found.append([result[tensor(~reset_rows)], rnd.sums])
+        return found
 
     return call
 
 
 def random_scaled(m, rng):
-    """Some rollouts, with what the sums and the statistics have become."""
-    envs, gamma, found = int(rng.integers(1, 4)), rng.random(), []
-    rnd = new_rnd(m, envs)
-    for rows in rng.integers(2, 6, 3):
-        reset_rows = rng.random((rows, envs)) < 0.3
-        reset_rows[:2] = False
-        result = m.RND.scale(rnd, novelty=tensor(3 * rng.random((rows, envs))), reset_rows=reset_rows, gamma=gamma)
-        found.append([result[tensor(~reset_rows)], rnd.sums])
-    return found
+    envs = int(rng.integers(1, 4))
+    rollouts = [np.where(rng.random((6, envs)) < 0.3, np.nan, 3 * rng.random((6, envs))) for _ in range(3)]
+    for rollout in rollouts:
+        rollout[:2] = [[1.5], [0.5]]
+    return scaled(*rollouts, gamma=rng.random())(m)
 
 
-FOUR = [2.0], [3.0], [4.0], [1.0]
 exercise(
     "novelty",
     topic="the scale of curiosity",
@@ -745,17 +608,14 @@ exercise(
     "of booleans (T, N): no step was played there, so G stays as it was and is not counted once more. G runs on over "
     "ends of episodes and over calls, and no mean is subtracted.",
     cases={
-        "novelty 2, 3, 4, 1 in one environment, gamma 0.5 "
-        "| what G is, and what it is for: only its deviation is used": scaled(FOUR),
-        "novelty 2, 3 in one environment and 6, 1 in another, gamma 0.5 | which of the two dimensions is time": scaled(
-            ([2.0, 6.0], [3.0, 1.0])
+        "one environment: (novelty that is scaled, sums) | what G is, and what it is for: only its deviation is used": (
+            scaled(([2.0], [3.0], [4.0], [1.0]))
         ),
-        "novelty 2, 3, 7, 4, 1, of which row 2 is a reset row, gamma 0.5: the other rows "
-        "| what happens to G in a reset row, and what goes into the statistics": scaled(
-            ([2.0], [3.0], [7.0], [4.0], [1.0]), reset_row=2
+        "row 2 is a reset row | what happens to G in a reset row, and what goes into the statistics": scaled(
+            ([2.0], [3.0], [None], [4.0], [1.0])
         ),
-        "a rollout with novelty 2, 3, then one with 4, 1, gamma 0.5: the second | what must outlast a call": scaled(
-            ([2.0], [3.0]), ([4.0], [1.0])
+        "two rollouts, two environments | which of the dimensions is time; what must outlast a call": scaled(
+            ([2.0, 6.0], [3.0, 1.0]), ([4.0, 2.0], [1.0, 5.0])
         ),
     },
     random=random_scaled,
@@ -765,51 +625,38 @@ exercise(
         "forgetting gamma": "+ gamma * self.sums -> + self.sums",
         "subtracting a mean: what is less new than usual would be a punishment": "return novelty / -> "
         "return (novelty - novelty.mean()) /",
-        "summing over the environments of a step, not over the steps of an environment": (
-            "all_sums = torch.zeros -> kept, novelty, reset_rows = novelty, novelty.T, reset_rows.T; "
-            "self.sums = torch.zeros(novelty.shape[1], dtype=torch.float64); all_sums = torch.zeros",
-            "return novelty / -> return kept /",
-        ),
         "taking the reset row for a step like any other": "reset_rows = torch.as_tensor(reset_rows) -> "
         "reset_rows = torch.as_tensor(reset_rows) & False",
-        "counting G once more in the reset row": "all_sums[~reset_rows] -> all_sums.flatten()",
         "letting G begin anew with the episode": "torch.where(reset_rows[t], self.sums, -> "
         "torch.where(reset_rows[t], 0.0,",
         "letting G begin anew with each call": "all_sums = torch.zeros -> self.sums = 0 * self.sums; all_sums = "
         "torch.zeros",
         "taking the deviation of the last rollout alone": "all_sums = torch.zeros -> "
-        "self.sum_stats = RunningMeanStd(); "
-        "all_sums = torch.zeros",
+        "self.sum_stats = RunningMeanStd(); all_sums = torch.zeros",
     },
     learn=(CURIOUS_CARTPOLE, 200.0),
 )
 
 
-def intrinsic_gae_of(values, reset_row=None, envs=1):
-    """(advantages, returns) of all rows but the reset row, that of the first of the environments."""
+def intrinsic(rewards, values, reset_rows, gamma=0.5, gae_lambda=0.8):
+    """(advantages, returns) of all rows but the reset rows."""
 
     def call(m):
-        rewards = [2.0, 1.0, 9.0, 3.0, 2.0] if len(values) == 6 else [2.0, 1.0, 3.0, 2.0]
-        reset_rows = np.array([[t == reset_row and n == 0 for n in range(envs)] for t in range(len(rewards))])
-        copies = [tensor([[x] * envs for x in column]) for column in (rewards, values)]
-        given = {"rewards": copies[0], "values": copies[1], "reset_rows": tensor(reset_rows)}
-        rows = [t for t in range(len(rewards)) if t != reset_row]
-        return [x[rows] for x in m.compute_intrinsic_gae(**given, gamma=0.5, gae_lambda=0.8)]
+        given = {"rewards": tensor(rewards), "values": tensor(values), "reset_rows": tensor(reset_rows)}
+        found = m.compute_intrinsic_gae(**given, gamma=gamma, gae_lambda=gae_lambda)
+        return [x[~given["reset_rows"]] for x in found]
 
     return call
 
 
-def random_intrinsic_gae(m, rng):
+def random_intrinsic(m, rng):
     """Any row may be a reset row but two in a row, also the first and the last."""
     T, N = rng.integers(1, 8), rng.integers(1, 4)
     reset_rows = rng.random((T, N)) < 0.35
     reset_rows[1:] &= ~reset_rows[:-1]
-    given = {"rewards": tensor(rng.normal(size=(T, N))), "values": tensor(rng.normal(size=(T + 1, N)))}
-    given |= {"reset_rows": tensor(reset_rows), "gamma": rng.random(), "gae_lambda": rng.random()}
-    return [x[~given["reset_rows"]] for x in m.compute_intrinsic_gae(**given)]
+    return intrinsic(rng.normal(size=(T, N)), rng.normal(size=(T + 1, N)), reset_rows, rng.random(), rng.random())(m)
 
 
-RESET_ROW = "rewards 2, 1, 9, 3, 2, values 1, 2, 50, 2, 4, then 6, gamma 0.5, lambda 0.8. The episode ended in row 1"
 HANDED = "torch.where(reset_rows[t], next_advantage, advantages[t])"
 exercise(
     "curiosity",
@@ -822,22 +669,21 @@ exercise(
     "before it is the row behind it. After the last row follows values[T], whatever it is the value of. Return "
     "(advantages, advantages + values), each (T, N); what you put into reset rows is not looked at.",
     cases={
-        "rewards 2, 1, 3, 2, values 1, 2, 2, 4, then 6, gamma 0.5, lambda 0.8, no reset row: (advantages, "
-        "returns) "
-        "| GAE itself: it is that of compute_gae, where no episode ends": intrinsic_gae_of([1.0, 2.0, 2.0, 4.0, 6.0]),
-        f"{RESET_ROW}, so row 2 is the reset row: (advantages, returns) of the others "
-        "| what two things the loop must hand on past a reset row, unchanged": intrinsic_gae_of(
-            [1.0, 2.0, 50.0, 2.0, 4.0, 6.0], reset_row=2
+        "no reset row | GAE itself: it is that of compute_gae, where no episode ends": intrinsic(
+            [[2.0], [1.0], [3.0]], [[1.0], [2.0], [2.0], [4.0]], [[False]] * 3
         ),
-        f"{RESET_ROW} in the first environment; in a second one with the same numbers nothing ended "
-        "| what reset_rows[t] is: a boolean for each environment, not one": intrinsic_gae_of(
-            [1.0, 2.0, 50.0, 2.0, 4.0, 6.0], reset_row=2, envs=2
+        "the episode ended in row 0, so row 1 is the reset row | what two things the loop must hand on, unchanged": (
+            intrinsic([[2.0], [9.0], [3.0]], [[1.0], [50.0], [2.0], [4.0]], [[False], [True], [False]])
+        ),
+        "in a second environment nothing ended | what reset_rows[t] is: a boolean for each environment": intrinsic(
+            [[2.0] * 2, [9.0] * 2, [3.0] * 2],
+            [[1.0] * 2, [50.0] * 2, [2.0] * 2, [4.0] * 2],
+            [[False] * 2, [True, False], [False] * 2],
         ),
     },
-    random=random_intrinsic_gae,
+    random=random_intrinsic,
     mistakes={
         "forgetting lambda: the sum decays by gamma lambda": "gamma * gae_lambda * next -> gamma * next",
-        "forgetting gamma: the sum decays by gamma lambda": "gamma * gae_lambda * next -> gae_lambda * next",
         "taking the end of the rollout for the end of everything": "next_value = values[-1] -> "
         "next_value = 0 * values[-1]",
         "ending with the episode: what is new in the next one counts as well": (
@@ -868,17 +714,15 @@ MOUNTAIN_CAR = {"env_id": "MountainCar-v0", "wrappers": ("GoalReward",), "initia
                 "seed": 1}  # fmt: skip
 
 
-def demo_priorities(values, alpha):
-    return lambda m: m.replay_probabilities(max_values=list(values), alpha=alpha)
+def priorities(alpha, *values):
+    return lists("replay_probabilities", max_values=list(values), alpha=alpha)
 
 
-def random_priorities(m, rng):
-    """Also values that are all the same, of either sign, and some that are 0."""
-    n, alpha = rng.integers(1, 6), rng.choice([0.0, 1.0, 4 * rng.random()])
-    signed = rng.normal(size=n), np.full(n, rng.choice([-1.5, 0.0, 2.0])), rng.random(n) * (rng.random(n) < 0.6)
-    return [demo_priorities(values.tolist(), alpha)(m) for values in signed]
+def some_zeros(draw):
+    return draw.rng.random(4) * (draw.rng.random(4) < 0.6)
 
 
+ALPHAS = pick(0.0, 1.0, uniform(0, 4))
 exercise(
     "ppod-priorities",
     topic="PPO+D: which demo to replay",
@@ -888,26 +732,22 @@ exercise(
     "formula is in the docstring; so is what to do with negative values, and where all are zero. No power may "
     "overflow, however large the values are.",
     cases={
-        "values 1, 2, 3, alpha 2 | the formula in the docstring": demo_priorities([1.0, 2.0, 3.0], 2.0),
-        "values 1, 2, 3, alpha 0: all alike | the exponent": demo_priorities([1.0, 2.0, 3.0], 0.0),
-        "values -1, 0, 1, alpha 2 | what is counted from the lowest value, and when": demo_priorities(
-            [-1.0, 0.0, 1.0], 2.0
+        "positive values | the formula in the docstring": priorities(2.0, 1.0, 2.0, 3.0),
+        "from -1 to 1 | what is counted from the lowest value, and when": priorities(2.0, -1.0, 0.0, 1.0),
+        "all are -3 | the case in which all values are zero, when they are counted from the lowest": priorities(
+            2.0, -3.0, -3.0
         ),
-        "values 0, 0, alpha 2; then values -3, -3 "
-        "| the case in which all values are zero, at once or when they are counted from the lowest": lambda m: [
-            demo_priorities(values, 2.0)(m) for values in ([0.0, 0.0], [-3.0, -3.0])
-        ],
-        "values 1e200, 2e200, alpha 10 | the order of dividing and raising to a power": demo_priorities(
-            [1e200, 2e200], 10.0
-        ),
+        "1e200 and 2e200 | the order of dividing and raising to a power": priorities(10.0, 1e200, 2e200),
     },
-    random=random_priorities,
+    random=together(
+        lists("replay_probabilities", max_values=normal("B"), alpha=ALPHAS),
+        lists("replay_probabilities", max_values=some_zeros, alpha=ALPHAS),
+        lists("replay_probabilities", max_values=pick([0.0, 0.0], [2.0, 2.0, 2.0]), alpha=ALPHAS),
+    ),
     mistakes={
         "forgetting alpha": "(v / v.max()) ** alpha -> (v / v.max())",
         "taking the softmax": "(v / v.max()) ** alpha -> np.exp(v - v.max())",
-        "taking the softmax of alpha v": "(v / v.max()) ** alpha -> np.exp(alpha * (v - v.max()))",
         "forgetting to divide by the sum": ("(v / v.max()) ** alpha -> v**alpha", "weights / weights.sum() -> weights"),
-        "taking 1 / alpha as the exponent": "** alpha -> ** (1 / alpha if alpha else 1e9)",
         "squaring negative values as they are: the lowest would be likely": "v = v - v.min() -> pass",
         "taking negative values for 0": "v = v - v.min() -> v = v.clip(0)",
         "dividing 0 by 0": "if v.max() == 0 -> if False",
@@ -956,15 +796,13 @@ exercise(
         "the same after three reward demos | which phi is divided": annealed(3),
         "the same after ten reward demos | the bound": annealed(10),
         "the same without any value demo | the first line": annealed(1, demos=0),
-        "two value demos, --anneal-by current, after one reward demo | self.args.anneal_by": annealed(1, by="current"),
     },
     random=random_annealed,
     mistakes={
         "dividing by the number of value demos there are, not by their room": "self.value_capacity if -> "
         "len(self.value_demos) if",
-        "lowering rho and raising phi": "self.rho + self.args.phi / size -> self.rho - self.args.phi / size",
         "leaving phi as it was: both are probabilities of one draw": "self.phi = total - self.rho -> pass",
-        "taking a share of phi as it is now, not of phi at the start": "self.args.phi / size -> self.phi / size",
+        "taking a share of what phi has become, not of phi at the start": "self.args.phi / size -> self.phi / size",
         "letting rho grow beyond rho + phi, and phi below 0": "min(self.rho + self.args.phi / size, total) -> "
         "self.rho + self.args.phi / size",
         "moving probability although there are no value demos": "if not self.value_demos -> if False",

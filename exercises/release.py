@@ -22,7 +22,7 @@ from copies import definitions, planted, source_of, text_of, working_copy
 from mechanism import HERE, ROOT, BadInput, Exercise, Reference, find, hints, run_main, short
 from start import check_number, describe
 
-CHECKS = ("check.py", "copies.py", "mechanism.py", "probes.py", "runner.py")
+CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "probes.py", "runner.py")
 
 
 def requirements(scripts):
@@ -43,7 +43,7 @@ def by_script(tasks):
             names = " and ".join(task.name for task in chosen)
             raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
     for task in tasks:
-        for name in task.blanks if isinstance(task, Exercise) else [bug.split(": ")[0] for bug, _ in task.bugs]:
+        for name in task.blanks if isinstance(task, Exercise) else [bug.split(": ")[0] for bug in task.bugs]:
             for script in groups.keys() - {task.script}:
                 # Scripts repeat each other on purpose, all but train; the name decides, not the text.
                 if name in definitions(source_of(script)) and name != "train":
@@ -58,13 +58,13 @@ def cut_table(source, names):
     """The source of a table with the entries of these names only, without mistakes, bugs, comments and what only these
     have used.
     """
-    tree, secret = ast.parse(source), {"mistakes": {}, "bugs": [], "hint": ""}
+    tree, secret = ast.parse(source), ("mistakes", "bugs")
     for node in list(tree.body):
         call = getattr(node, "value", None)
         if isinstance(node, ast.Expr) and getattr(getattr(call, "func", None), "id", "") in ("exercise", "hunt"):
             for keyword in call.keywords:
                 if keyword.arg in secret:
-                    keyword.value = ast.parse(repr(secret[keyword.arg])).body[0].value
+                    keyword.value = ast.Dict([], [])
             if call.args[0].value not in names:
                 tree.body.remove(node)
     while True:
@@ -228,10 +228,10 @@ def about_exercise(task):
 def about_hunt(task):
     """Lines of Markdown: where the bugs are, how one sees them, and what the check looks at."""
     source, text = source_of(task.script), []
-    for bug, seen in task.bugs:
+    for bug, seen in task.bugs.items():
         change = [*difflib.unified_diff(source.splitlines(), planted(source, bug).splitlines(), n=1, lineterm="")]
         text += [f"### In `{bug.split(': ')[0]}`", "", "```diff", *change[2:], "```", ""]
-        text += [f"How to see it: {seen or task.hint}", ""]
+        text += [f"How to see it: {seen}", ""]
     return [*text, "### What the check looks at", "", *(f"* {case.what}" for case in task.calls()), ""]
 
 

@@ -106,7 +106,7 @@ def main():
                 write(result=score(module, task.learn[0]))
             else:
                 for case in task.calls()[request["first"] :]:
-                    write(**answer(case.call, module, getattr(task, "blanks", ())))
+                    write(**answer(case.call, module, task.blanks))
         except (Exception, SystemExit) as error:
             write(error=explained(error, module))
     sys.stdout.flush()

@@ -1,12 +1,11 @@
 """Begin an exercise or a bug hunt: a working copy of a script, with something to write or a bug to find.
 
-    python exercises/start.py                  # the list
+    python exercises/start.py                  # the list, with what is solved
     python exercises/start.py gae              # writes my_work/ppo.py, in which compute_gae is to be written
     python exercises/start.py returns          # adds a second one to this copy; what is written in it stays
     python exercises/start.py hunt-3           # writes a copy of a script with a bug in it
     python exercises/start.py hunt-ppo --number 17   # with a bug drawn from a number: your neighbour has another one
     python exercises/start.py gae --force      # begin again; what was there is kept as my_work/ppo.py.1.bak
-    python exercises/start.py --progress       # what is solved
 
 The copy is cut out of the script as it stands today, so it cannot be out of date. Then: python exercises/check.py gae
 """
@@ -91,36 +90,28 @@ def describe(task, number=None):
         text = task.task[0].upper() + task.task[1:]
     else:
         what = f"A bug hunt: one line of {task.file} is wrong in this copy. It runs, and no message will tell you."
-        text = f"Hint: {drawn(task, number or 0)[1] or task.hint}"
+        text = f"Hint: {drawn(task, number or 0)[1]}"
     return [*textwrap.wrap(what, 100), "", *textwrap.wrap(text, 100)]
 
 
-def table():
-    """The list of all exercises and hunts in the order of the course, as lines of text."""
-    lines = ["week  name              minutes  script              topic"]
-    for task in EXERCISES.values():
-        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {task.topic}")
-    lines += ["", "week  bug hunt          minutes  script              what one sees"]
-    for task in HUNTS.values():
-        hint = textwrap.wrap(task.hint, 100)
-        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {hint[0]}")
-        lines += [" " * 53 + more for more in hint[1:]]
-    return [*lines, "", "begin one with: python exercises/start.py NAME"]
-
-
-def progress(folder):
-    """What check.py has found in a folder of working copies, as lines of text."""
+def table(folder):
+    """The list of all exercises and hunts in the order of the course, with what check.py has found in a folder."""
     try:
         known = json.loads(Path(folder, ".progress.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         known = {}
-    lines = []
+    lines = ["week  name              minutes  script              state         topic, or what one sees"]
     for task in [*EXERCISES.values(), *HUNTS.values()]:
         passed, steps = known.get(task.name, (0, 0))
         state = "solved" if steps and passed == steps else f"{passed} of {steps} steps" if steps else ""
-        lines.append(f"{task.week:4}  {task.name:16}  {task.file:18}  {state}".rstrip())
-    solved = sum(line.endswith("solved") for line in lines)
-    return [*lines, "", f"{solved} of {len(lines)} solved in {folder}"]
+        if isinstance(task, Exercise):
+            text = task.topic
+        else:
+            text = list(task.bugs.values())[0] if len(task.bugs) == 1 else "one bug of several, drawn from a number"
+        first, *more = textwrap.wrap(text, 90)
+        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {state:12}  {first}")
+        lines += [" " * 67 + line for line in more]
+    return [*lines, "", "begin one with: python exercises/start.py NAME"]
 
 
 def main():
@@ -128,12 +119,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of exercises or a hunt; without any, the list")
     parser.add_argument("--force", action="store_true", help="begin again; what is there is kept as .1.bak, …")
-    parser.add_argument("--progress", action="store_true", help="show what is solved")
     parser.add_argument("--number", type=int, metavar="N", help="draw the bug of a hunt that has several from it")
     parser.add_argument("--work", default="my_work", metavar="FOLDER", help="where to write (default: my_work)")
     args = parser.parse_args()
-    if args.progress or not args.names:
-        print("\n".join(progress(args.work) if args.progress else table()))
+    if not args.names:
+        print("\n".join(table(args.work)))
         return
     tasks = chosen(args.names, args.number)
     path = write_copy(tasks, args.work, args.number, args.force)
