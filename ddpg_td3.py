@@ -365,8 +365,7 @@ def train(args):
         if args.normalize_obs:  # what is stored stays as it is: the networks see it through `observe`
             agent.obs_stats.update(obs[~reset_rows])
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
-        obs = next_obs
-        reset_rows = terminated | truncated
+        obs, reset_rows = next_obs, terminated | truncated
 
         for update in updates_due(step_before, run.step, args):
             batch = agent.observe_batch(buffer.sample(args.batch_size, rng))
