@@ -103,7 +103,7 @@ def test_what_comes_next(script):
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the mistakes
 def test_priorities(script):
-    """Where a value is negative, all count from the lowest: the bare formula would prefer -3 to 1, by 9/10 to 1/10."""
+    """Where a value is negative, all count from the lowest: the formula alone would prefer -3 to 1, 9/10 to 1/10."""
     for values, alpha, expected in (
         ([1, 2, 4], 1, [1 / 7, 2 / 7, 4 / 7]),
         ([1, 2, 4], 2, [1 / 21, 4 / 21, 16 / 21]),
@@ -148,9 +148,10 @@ def test_the_lists(script):
     """Room for four, of which a person's demo takes one: it returned 5 in nine steps and is never dropped.
 
     Each new reward demo moves 0.3/3 from phi to rho, for at the start there was room for three value demos; or, by
-    their current number, 0.3/3, then 0.3/2, then 0.3/1, but no more than is left. Only then room is made.
+    their current number, 0.3/3, then 0.3/2, then 0.3/1, but no more than is left. After that the list may be too long:
+    the lowest value demo goes or, if there is none, the longest reward demo of the agent.
     """
-    story = [
+    story = [  # return, steps, highest value; then returns of reward demos, values of value demos, threshold, rho
         (0, 3, 0.5, [5], [0.5], 1, 0.1),
         (0, 3, 0.2, [5], [0.5, 0.2], 1, 0.1),
         (0, 3, 0.9, [5], [0.5, 0.2, 0.9], 1, 0.1),
@@ -164,12 +165,12 @@ def test_the_lists(script):
         (3, 2, 0.0, [5, 4, 3, 3], [], 3, 0.4),  # then five
         (1.9, 1, 9, [5, 4, 3, 3], [], 3, 0.4),
     ]
-    current = [0.1] * 5 + [0.2, 0.2, 0.35] + [0.4] * 4
-    other = [(*line, rho) for (*line, _), rho in zip(story, current)]
+    by_number = [0.1] * 5 + [0.2, 0.2, 0.35] + [0.4] * 4
+    other = [(*line, rho) for (*line, _), rho in zip(story, by_number)]
     for anneal_by, lines in (("capacity", story), ("current", other)):
         given = {"demo_capacity": 4, "initial_reward_threshold": 1.0, "anneal_by": anneal_by}
         demos = store(script, [make_demo(script, 9, 5.0, human=True)], **given)
-        demos.value_capacity = 3
+        demos.value_capacity = 3  # as make_demo_buffer would set it
         tell(script, demos, lines)
         demos.add_reward_demo(make_demo(script, 1, 0.5))  # as a supplementary demo may be
         assert demos.reward_threshold == 3
@@ -188,7 +189,7 @@ def test_the_lists(script):
 def test_without_threshold_a_return_must_be_positive(script):
     """Room for five; two supplementary demos return 0 and -3. Until both are gone, any positive return will do.
 
-    rho grows by 0.3/5 where there are value demos.
+    rho grows by 0.3/5 where there are value demos. The columns are those of test_the_lists.
     """
     demos = store(script, demo_capacity=5)
     demos.add_reward_demo(make_demo(script, 9, 0.0))
@@ -302,7 +303,6 @@ def test_recurrent_states(script):
     """A GRU that only adds. Slot 0: 1 2 4 8 16 from the state 32 give 33, 35, 39; row 2 is a reset row, so then 8, 24.
 
     Slot 1: 100 200 400 800 1600 from the state 0, row 0 is a reset row: 100, then 200, 600, 1400, 3000.
-
     Chunks of two steps, 1 2 | 4 8 | 100 200 | 400 800, begin with the states 32, 35, 0, 200. In the order 2 0 3 1, in
     two minibatches: 100 1, then 200 2; and 400 4, then 800 8. What only resets is left out.
     """
@@ -384,16 +384,6 @@ def test_evaluations(script):
 
 # ------------------------------------------------------------------------------------------------ replays, row by row
 
-PLANS = [[(3, "t"), (2, "c")], [(1, "c"), (4, "b")], [(6, "t")]]
-REPLAYS = {1: (2, "t"), 2: (5, "c")}  # length and end of the demos, by their number
-
-
-def walk_demo(script, length, end):
-    """A demo whose observations are (-1, length, step), whose rewards are -1, -2, … and whose actions are all 1."""
-    obs = np.array([[-1, length, t] for t in range(length + 1)], np.float32)
-    rewards = -np.arange(1, length + 1, dtype=np.float32)
-    return script.Demo(obs, np.ones((length, 1), int), rewards, end == "t", float(rewards.sum()))
-
 
 def train_with(script, demos, *makers, **given):
     """(Run, the calls of its loss): three slots, of which each replays one of these demos half of the time."""
@@ -431,10 +421,15 @@ def test_replays(script):
     """Every row of some twenty rollouts is what it should be: a slot shows, over and over, all of an episode or of a
     demo, from its first observation to its last, then one reset row that holds the final observation. The environment
     of a replaying slot is not seen; afterwards it begins a new episode. Tracked episodes, returns and steps are those
-    of the environments alone.
+    of the environments alone. A demo shows (-1, length, step), pays -1, -2, … and consists of actions 1.
     """
-    demos = [walk_demo(script, *REPLAYS[number]) for number in REPLAYS]
-    run, calls = train_with(script, demos, *[lambda i=i: Walk(PLANS[i], i) for i in range(3)], total_timesteps=110)
+    plans = [[(3, "t"), (2, "c")], [(1, "c"), (4, "b")], [(6, "t")]]
+    replays, demos = {1: (2, "t"), 2: (5, "c")}, []  # length and end of the demos, by their number
+    for length, end in replays.values():
+        obs = np.array([[-1, length, t] for t in range(length + 1)], np.float32)
+        rewards = -np.arange(1, length + 1, dtype=np.float32)
+        demos.append(script.Demo(obs, np.ones((length, 1), int), rewards, end == "t", float(rewards.sum())))
+    run, calls = train_with(script, demos, *[lambda i=i: Walk(plans[i], i) for i in range(3)], total_timesteps=110)
     assert calls[0].buffer.demo_ids[0].any()  # slots draw before their first row
     rows = lambda name: np.concatenate([getattr(call.buffer, name)[:8] for call in calls])
     columns = [rows(name) for name in "obs rewards terminated truncated reset_rows demo_ids".split()]
@@ -444,7 +439,7 @@ def test_replays(script):
         while len(expected) < len(slot):
             (name, number, _), *_, demo = slot[len(expected)]
             assert name == (-1 if demo else i)
-            length, end = REPLAYS[demo] if demo else PLANS[i][int(number) % len(PLANS[i])]
+            length, end = replays[demo] if demo else plans[i][int(number) % len(plans[i])]
             rewards = [-k if demo else 10 * number + k for k in range(1, length + 1)]
             for k, reward in enumerate(rewards):
                 ends = [k + 1 == length and end in kinds for kinds in ("tb", "cb")]
@@ -614,8 +609,8 @@ def test_a_chain_is_solved_from_one_demo(script, tmp_path):
     script.save_demo(tmp_path / "demo.npz", demo, script.Args(env_id="none"), TWO)
     given = {"num_envs": 8, "num_steps": 64, "learning_rate": 3e-3, "anneal_lr": False, "hidden_sizes": (32,)}
     given |= {"recurrent": False, "total_timesteps": 500}
-    with_demo = given | {"initial_human_demos_dir": str(tmp_path), "phi": 0.0}
-    run = rehearse(script, Chain, **with_demo, rho=0.0)
+    with_demo = given | {"initial_human_demos_dir": str(tmp_path), "phi": 0.0, "rho": 0.0}
+    run = rehearse(script, Chain, **with_demo)
     assert run.evaluations["return_mean"] == [0] and len(run.parts["demos"].reward_demos) == 1
     run = rehearse(script, Chain, **with_demo | {"rho": 0.3, "total_timesteps": 3000})
     (human,) = [demo for demo in run.parts["demos"].reward_demos if demo.human]
@@ -873,7 +868,6 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     for flags, word in (
         ("CartPole-v1 --num-steps 33 --recurrent", "chunks of 32"),
         ("CartPole-v1 --num-envs 1 --num-steps 32 --num-minibatches 2 --recurrent", "num_minibatches"),
-        ("CartPole-v1 --num-steps 1", "num_steps"),
         ("CartPole-v1 --rho 0.6 --phi 0.4", "rho + phi"),
         ("CartPole-v1 --initial-human-demos-dir nowhere", "demos/record.py --env-id CartPole-v1"),
         ("CartPole-v1 --supplementary-demos-dir nowhere", "nowhere"),
