@@ -13,9 +13,8 @@ from mechanism import exercise
 UCB = {"values": normal("A", 0.3), "counts": whole(0, 4, "A"), "t": whole(2, 9), "c": uniform(0.2, 3)}
 exercise(
     "bandit",
-    topic="bandits: action values, UCB, gradient bandit",
+    course="week 1, 40 minutes: bandits: action values, UCB, gradient bandit",
     cut="exercises/scripts/bandits.py: new_value, ucb_action, new_preferences",
-    course="week 1, 40 minutes",
     task="write one step of three things: the incremental estimate of a value, with step 1/count or a constant one; "
     "the choice by upper confidence bounds; and the update of a gradient bandit. Values, counts and preferences are "
     "lists, one entry for each arm; softmax(preferences) is at hand. Return numbers, or a new list.",
@@ -46,18 +45,14 @@ exercise(
         ),
     ),
     mistakes={
-        "dividing by count + 1: the count has this reward in it": "1 / count if -> 1 / (count + 1) if",
         "forgetting to take away the old estimate": "(reward - value) -> reward",
         "ignoring alpha": "1 / count if alpha is None else alpha -> 1 / count",
         "taking alpha = 0 for no alpha: `if alpha` is false for None and for 0": "if alpha is None -> if not alpha",
         "giving arms that were never pulled no bonus": "append(math.inf) -> append(value)",
-        "forgetting the root": "math.sqrt(math.log(t) / count) -> math.log(t) / count",
         "taking the logarithm of t + 1": "math.log(t) -> math.log(t + 1)",
         "forgetting the logarithm": "math.log(t) -> t",
         "moving the preference of the action only": "(taken - probability) -> taken * (1 - probability)",
         "forgetting the baseline": "(reward - baseline) -> reward",
-        "forgetting the probabilities": "(taken - probability) -> (2 * taken - 1)",
-        "treating the action like all others": "(taken - probability) -> -probability",
     },
 )
 
@@ -97,9 +92,8 @@ def world(draw):
 
 exercise(
     "policy-iteration",
-    topic="dynamic programming: evaluate a policy, improve it",
+    course="week 2, 40 minutes: dynamic programming: evaluate a policy, improve it",
     cut="exercises/scripts/planning.py: evaluate_policy, improve_policy, policy_iteration",
-    course="week 2, 40 minutes",
     task="write the two halves of policy iteration, and their turns. P[s][a] is a list of tuples (probability, next "
     "state, reward, terminated); action_value(P[s][a], values, gamma) says what it is worth. Policies are lists with "
     "the action of each state. Sweep until no value changes by theta or more in a sweep. Mind ties: an action is kept "
@@ -131,9 +125,6 @@ exercise(
         "taking the best action instead of the policy's: that is value iteration": "action_value(P[state]"
         "[policy[state]], values, gamma) -> max(action_value(x, values, gamma) for x in P[state].values())",
         **PLAN_MISTAKES,
-        "looking at the next reward only": "values, gamma) for action in range -> "
-        "[0.0] * len(P), gamma) for action in range",
-        "keeping the policy as it is": "improved.append(action) -> improved.append(policy[state])",
         "changing to another action that is only as good": "if max(worth) > worth[action] + 1e-8 -> if True",
         "letting rounding decide between equals: policy iteration may then never end": " + 1e-8 -> ",
         "stopping after the first improvement": "if improved == policy -> if True",
@@ -142,9 +133,8 @@ exercise(
 
 exercise(
     "value-iteration",
-    topic="dynamic programming: value iteration",
+    course="week 2, 35 minutes: dynamic programming: value iteration",
     cut="exercises/scripts/planning.py: action_value, value_iteration",
-    course="week 2, 35 minutes",
     task="write what an action is worth by the table of the world's rules, and value iteration with it. `outcomes` is "
     "P[s][a], a list of tuples (probability, next state, reward, terminated); P[s] is a dict with the actions of s. "
     "States are numbered from 0. Whether a sweep works in one list or in two is up to you.",
@@ -165,9 +155,6 @@ exercise(
         "adding the value of the next state although the episode has terminated": "0.0 if terminated else gamma -> "
         "gamma",
         "forgetting gamma": "else gamma * values -> else values",
-        "adding up the outcomes without their probabilities": "probability * (reward -> (reward",
-        "losing the reward of an outcome that ends the episode": "(reward + -> (reward * (not terminated) +",
-        "discounting the reward as well": "(reward + -> (gamma * reward +",
         **PLAN_MISTAKES,
         "taking the mean over actions, as if they were random": (
             "max(action_value -> sum(action_value",
@@ -195,9 +182,8 @@ def episode(draw):
 
 exercise(
     "monte-carlo",
-    topic="Monte Carlo prediction, first visits",
+    course="week 3, 30 minutes: Monte Carlo prediction, first visits",
     cut="exercises/scripts/prediction.py: first_visit_returns, monte_carlo",
-    course="week 3, 30 minutes",
     task="write first-visit Monte Carlo prediction. An episode is a list of tuples (state, reward, next state, "
     "terminated); the reward is the one that follows the state. first_visit_returns gives a dict with the states that "
     "were seen, monte_carlo a list with all states, numbered from 0.",
@@ -220,11 +206,8 @@ exercise(
             "return returns -> return {state: sum(x) / len(x) for state, x in returns.items()}",
         ),
         "forgetting gamma": "gamma * following -> following",
-        "taking the reward alone, not what follows": "reward + gamma * following -> reward",
-        "discounting the reward as well": "reward + gamma * following -> gamma * (reward + following)",
         "dividing by the number of episodes, also by those in which the state was not seen": "total / max(count, 1) -> "
         "total / len(episodes)",
-        "adding up instead of taking the mean": "total / max(count, 1) -> total",
         "dividing 0 by 0 for states that were never seen": "total / max(count, 1) -> "
         "(total / count if count else float('nan'))",
     },
@@ -237,9 +220,8 @@ RANDOM_TD = {"values": normal("4"), "episode": episode, "alpha": share, "gamma":
 AS_END = "in episode: -> in [*episode[:-1], (*episode[-1][:3], True)]:"
 exercise(
     "td-prediction",
-    topic="TD(0) and TD(lambda)",
+    course="week 3, 35 minutes: TD(0) and TD(lambda)",
     cut="exercises/scripts/prediction.py: td_zero, td_lambda",
-    course="week 3, 35 minutes",
     task="write TD(0), and TD(lambda) with accumulating traces. An episode is a list of tuples (state, reward, next "
     "state, terminated). Learn from its steps in their order, each from the values that the steps before have left, "
     "and return a new list: `values` itself stays. An episode can be cut off: its last step has then not terminated, "
@@ -262,22 +244,11 @@ exercise(
             "td_lambda: 0.0 if terminated else values -> values",
         ),
         "forgetting gamma in TD(0)": "td_zero: gamma * following -> following",
-        "learning from the values as they were before the episode": (
-            "td_zero: values = list(values) -> values, old = list(values), values",
-            "td_zero: values[next_state] -> old[next_state]",
-            "td_zero: following - values[state] -> following - old[state]",
-        ),
-        "forgetting to take away the old value": "td_zero: following - values[state]) -> following)",
         "taking the last step of the list for an end": (f"td_zero: {AS_END}", f"td_lambda: {AS_END}"),
         "taking, in TD(lambda), the last step of the list for an end": f"td_lambda: {AS_END}",
         "setting the trace to 1 instead of adding 1": "traces[state] += 1 -> traces[state] = 1",
         "forgetting gamma: traces fade by gamma lambda": "[gamma * trace_decay * trace -> [trace_decay * trace",
         "forgetting lambda: traces fade by gamma lambda": "[gamma * trace_decay * trace -> [gamma * trace",
-        "moving the state at hand only: that is TD(0)": "[gamma * trace_decay * trace for -> [0.0 for",
-        "letting the trace of a visit fade before it is used": (
-            "traces[state] += 1 -> pass",
-            "traces = [gamma -> traces[state] += 1; traces = [gamma",
-        ),
     },
 )
 
@@ -308,9 +279,8 @@ def random_choices(m, rng):
 
 exercise(
     "epsilon-greedy",
-    topic="explore, or take the best action",
+    course="week 1, 15 minutes: explore, or take the best action",
     cut="qlearning.py: epsilon_greedy",
-    course="week 1, 15 minutes",
     task="return a random action with probability epsilon, and else one with the highest value. `values` is a list of "
     "numbers, `rng` a random.Random: rng.random() is in [0, 1), rng.randrange(n) one of 0 … n - 1, rng.choice(list) "
     "one of a list. The random action may well be the best one, and ties are broken by chance.",
@@ -333,7 +303,6 @@ exercise(
         "taking the action with the lowest value": "max(values) -> min(values)",
         "leaving the best action out when exploring": "rng.randrange(len(values)) -> "
         "rng.choice([a for a, value in enumerate(values) if value < max(values)] or [0])",
-        "never exploring": "< epsilon -> < 0",
         "always taking the first of several best actions: at the beginning, when all values are 0, the agent would go "
         "one way only": "rng.choice([action for action, value in enumerate(values) if value == best]) -> "
         "values.index(best)",
@@ -382,9 +351,8 @@ def random_chain(m, rng):
 CHAIN = "two episodes of three steps that pay 1, 2, 3; gamma and learning rate 0.5"
 exercise(
     "q-learning",
-    topic="the Q-learning update, and the loop around it",
+    course="week 3, 60 minutes: the Q-learning update, and the loop around it",
     cut="qlearning.py: q_learning_target, play_episode",
-    course="week 3, 60 minutes",
     task="write the target R + gamma max Q, and play one episode with it. `next_values` is a list; `discount` is "
     "gamma, or 0 where the episode terminated. play_episode begins with obs, _ = env.reset(), goes on while neither "
     "terminated nor truncated, but at most args.max_episode_steps or 27_000 steps, and in each step: take epsilon and "
@@ -412,15 +380,10 @@ exercise(
     },
     random=together(lists("q_learning_target", reward=normal(), discount=share, next_values=normal("A")), random_chain),
     mistakes={
-        "taking the mean of the next values instead of the highest": "max(next_values) -> "
-        "sum(next_values) / len(next_values)",
         "forgetting the discount": "reward + discount * max -> reward + max",
-        "discounting the reward as well": "reward + discount * max(next_values) -> "
-        "discount * (reward + max(next_values))",
         "adding the value of the next state although the episode terminated": "0.0 if terminated else args.gamma -> "
         "args.gamma",
         "replacing the entry by its target": "+= learning_rate * td_error -> += td_error",
-        "learning nothing: the table has not changed": "+= learning_rate * td_error -> += 0",
         "logging TD errors with their signs": "td_error=abs(td_error) -> td_error=td_error",
         "treating truncation as termination: the clock was stopped, the future has not gone": "0.0 if terminated "
         "else -> 0.0 if terminated or truncated else",
@@ -438,9 +401,8 @@ TIED_STEP = {"reward": normal(), "discount": share, "next_values": whole(0, 4, "
 NORMAL_STEP = {"reward": normal(), "discount": share, "next_values": normal("A")}
 exercise(
     "td-targets",
-    topic="Sarsa, expected Sarsa, double Q-learning",
+    course="week 3, 30 minutes: Sarsa, expected Sarsa, double Q-learning",
     cut="qlearning.py: sarsa_target, expected_sarsa_target, double_q_target",
-    course="week 3, 30 minutes",
     task="write the three targets that differ from Q-learning's in one term only. `next_values` and "
     "`other_next_values` are lists; `discount` is gamma, or 0 where the episode terminated. The policy pi of expected "
     "Sarsa is epsilon-greedy: with probability epsilon any action, also the best one.",
@@ -463,8 +425,6 @@ exercise(
         "giving the best action no share of the random ones": "sum(next_values) / len(next_values) -> "
         "(sum(next_values) - max(next_values)) / max(len(next_values) - 1, 1)",
         "exchanging epsilon and 1 - epsilon": "epsilon * average + (1 - epsilon) -> (1 - epsilon) * average + epsilon",
-        "taking the highest value, as if no action were random": "(epsilon * average + (1 - epsilon) * "
-        "max(next_values)) -> max(next_values)",
         "counting 1 - epsilon for each of several best actions": "(1 - epsilon) * -> "
         "next_values.count(max(next_values)) * (1 - epsilon) *",
         "giving all of epsilon to every action that is as good as the best": "epsilon * average -> "

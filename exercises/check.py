@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from copies import is_begun
-from mechanism import HERE, ROOT, BadInput, Exercise, Numbers, Reference, find, hints, judge, plain, run_main
+from mechanism import HERE, ROOT, BadInput, Reference, find, hints, judge, plain, run_main
 
 NUMBERS = HERE / "numbers.json"  # of a handout, which has no originals
 POINTS = {1: 50, 2: 20, 3: 30}  # of the steps; of 100 for those that there are
@@ -127,7 +127,7 @@ class Student:
             self.source = self.path.read_bytes()
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error}") from None
-        if isinstance(task, Exercise) and not NUMBERS.exists():
+        if task.blanks and not NUMBERS.exists():
             if not is_begun(task, self.source.decode(errors="replace")):
                 raise BadInput(f"{task.name} has not been begun in {path}: python exercises/start.py {task.name}")
 
@@ -188,7 +188,7 @@ def as_answer(found):
 
 def steps(task):
     """{number: name} of the steps of a task."""
-    if not isinstance(task, Exercise):
+    if not task.blanks:
         return {1: "what the script does"}
     found = {1: "numbers to follow with a pencil", 2: "random inputs"}
     if task.learn:
@@ -206,9 +206,8 @@ def grade(task, student, up_to=3, begin=lambda name: None):
     """Yield the Step of each of the first `up_to` steps; after one that fails, the others are not reached."""
     names = steps(task)
     points = dict(zip(names, shares([POINTS[number] for number in names])))
-    reference = Reference(task)
-    if NUMBERS.exists():
-        reference = Numbers(task, json.loads(NUMBERS.read_text(encoding="utf-8"))[task.name])
+    numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))[task.name] if NUMBERS.exists() else None
+    reference = Reference(task, numbers)
     failed = None
     for number, name in names.items():
         if number > up_to:

@@ -9,7 +9,7 @@ import textwrap
 import tokenize
 from pathlib import Path
 
-from mechanism import EXERCISES, ROOT, BadInput, Exercise, changed
+from mechanism import EXERCISES, ROOT, BadInput, changed
 
 BEGUN = "# Begun in this copy: "
 
@@ -102,7 +102,7 @@ def working_copy(tasks, number=None, source=None):
     source = source or source_of(tasks[0].script)
     for task in tasks:
         names = begun_in(source)
-        if isinstance(task, Exercise):
+        if task.blanks:
             others = [EXERCISES[name] for name in names if name in EXERCISES and name != task.name]
             source = blanked(source, task, kept={blank for other in others for blank in other.blanks})
         else:

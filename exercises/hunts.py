@@ -348,11 +348,11 @@ hunt("hunt-es", "es.py", "week 10, 40 minutes", bugs=UPHILL_BUG | COUNTED_BUG | 
 
 def tiny_sequences(m):
     """(agent, SequenceBuffer of three rows of one slot, Args): a row of demo 1, a reset row, a row of the agent's."""
-    args = m.Args(env_id="Classroom/Password-v0", recurrent=False, hidden_sizes=(8,), seed=1)
+    args = m.Args(env_id="Classroom/Later-v0", recurrent=False, hidden_sizes=(8,), seed=1)
     envs = m.make_envs(args, 1)
     agent = m.make_agent(args, envs)
     buffer = m.SequenceBuffer(3, 1, envs.single_observation_space, envs.single_action_space)
-    buffer.obs[:] = np.eye(4, 11)[:, None]
+    buffer.obs[:] = np.arange(4)[:, None, None]
     buffer.rewards[:] = 1
     buffer.terminated[0] = buffer.reset_rows[1] = buffer.demo_ids[0] = 1
     return agent, buffer, args

@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(kw_only=True)
 class Task:
-    """What exercises and hunts have in common."""
+    """An exercise, which has functions to write, or a hunt, which has bugs."""
 
     name: str
     table: str  # the module that it stands in
@@ -57,7 +57,14 @@ class Task:
     minutes: int
     cases: dict  # "the situation | where to look next" -> call of a module, or (call, how much answers may differ)
     blanks: tuple = ()  # names of functions to write, or Class.method
+    topic: str = ""
+    task: str = ""  # what to write, and what is at hand
     mistakes: dict = field(default_factory=dict)  # "this is what one gets by …" -> a change as `changed` takes it
+    random: Callable = None  # of the module and a NumPy generator: a call on random inputs
+    draws: int = 20
+    atol: float = 1e-4  # of the random inputs
+    learn: tuple = ()  # (fields of Args, what mean - deviation of the last evaluation has to reach)
+    bugs: dict = field(default_factory=dict)  # a change of a function or class -> what one sees; a number draws one
 
     @property
     def file(self):
@@ -65,57 +72,35 @@ class Task:
         return Path(self.script).name
 
     def calls(self):
-        """All its Cases."""
+        """All its Cases: those that are written down, then the random inputs, always the same ones."""
         found = []
         for words, call in self.cases.items():
             what, _, look = words.partition(" | ")
             call, atol = call if isinstance(call, tuple) else (call, 1e-4)
             found.append(Case(what, call, look, atol))
+        for i in range(self.draws if self.random else 0):
+            draw = lambda m, i=i: self.random(m, generator([i, len(self.name)]))
+            found.append(Case(f"random inputs, draw {i + 1} of {self.draws}", draw, "", self.atol, 2))
         return found
 
 
-@dataclass(kw_only=True)
-class Exercise(Task):
-    """Functions or methods to write."""
-
-    topic: str
-    task: str  # what to write, and what is at hand
-    random: Callable  # of the module and a NumPy generator: a call on random inputs
-    draws: int = 20
-    atol: float = 1e-4  # of the random inputs
-    learn: tuple = ()  # (fields of Args, what mean - deviation of the last evaluation has to reach)
-
-    def calls(self):
-        """All its Cases: those that are written down, then the random inputs, always the same ones."""
-        draw = lambda i: lambda m: self.random(m, generator([i, len(self.name)]))
-        words = "random inputs, draw {} of {}"
-        drawn = [Case(words.format(i + 1, self.draws), draw(i), "", self.atol, 2) for i in range(self.draws)]
-        return super().calls() + drawn
-
-
-@dataclass(kw_only=True)
-class Hunt(Task):
-    """A copy of a script in which one line is wrong; of several `bugs` a number draws one."""
-
-    bugs: dict  # "function or class: old text -> new text": what one sees; a handout has none
-
-
-def exercise(name, cut, course, **fields):
-    """Put an Exercise into the table: `cut` is "script: function, Class.method, …", `course` "week 6, 45 minutes"."""
+def exercise(name, course, cut, **fields):
+    """Add an exercise: `course` is "week 6, 45 minutes: topic", `cut` "script: function, Class.method"."""
+    when, _, topic = course.partition(": ")
     script, _, blanks = cut.partition(": ")
-    fields |= {"script": script, "blanks": tuple(blanks.split(", "))}
-    EXERCISES[name] = Exercise(name=name, **fields | planned(course))
+    EXERCISES[name] = task(name, script, when, topic=topic, blanks=tuple(blanks.split(", ")), **fields)
 
 
 def hunt(name, script, course, cases, bugs):
-    """Put a Hunt into the table."""
-    HUNTS[name] = Hunt(name=name, script=script, cases=cases, bugs=bugs, **planned(course))
+    """Add a hunt; its bugs are {"function or class: old text -> new text": what one sees}."""
+    HUNTS[name] = task(name, script, course, cases=cases, bugs=bugs)
 
 
-def planned(course):
-    """Week and minutes, and the table from which this is called."""
+def task(name, script, course, **fields):
+    """A Task of the table that calls."""
     week, minutes = map(int, re.findall(r"\d+", course))
-    return {"week": week, "minutes": minutes, "table": sys._getframe(2).f_globals["__name__"]}
+    table = sys._getframe(2).f_globals["__name__"]
+    return Task(name=name, table=table, script=script, week=week, minutes=minutes, **fields)
 
 
 def load_tables():
@@ -129,7 +114,7 @@ def load_tables():
 
 
 def find(name):
-    """The Exercise or Hunt of this name. BadInput, with near names, if there is none."""
+    """The Task of this name. BadInput, with near names, if there is none."""
     if task := EXERCISES.get(name) or HUNTS.get(name):
         return task
     near = difflib.get_close_matches(name, [*EXERCISES, *HUNTS], n=3, cutoff=0.4)
@@ -282,7 +267,7 @@ def answer(call, module, blanks=()):
     before = {}
     try:
         for name in blanks:
-            before[name] = get(module, name)
+            before[name] = attrgetter(name)(module)
             put(module, name, watched(name, before[name], notes))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -292,14 +277,6 @@ def answer(call, module, blanks=()):
     finally:
         for name, function in before.items():
             put(module, name, function)
-
-
-def get(module, name):
-    """A function, or as Class.name a method. BadInput if it is missing."""
-    try:
-        return attrgetter(name)(module)
-    except AttributeError:
-        raise BadInput(f"{Path(module.__file__).name} has no function {name} any more") from None
 
 
 def watched(name, function, notes):
@@ -370,6 +347,8 @@ def in_words(error):
 
 def explained(error, module):
     """What to tell a student whose code raised this."""
+    if isinstance(error, AttributeError) and (error.obj is module or isinstance(error.obj, type)):
+        return f"{Path(module.__file__).name} has no function {error.name} any more"
     if isinstance(error, BadInput):
         return str(error)
     if isinstance(error, NotImplementedError) and str(error).startswith("exercise:"):
@@ -385,10 +364,16 @@ def explained(error, module):
 
 
 class Reference:
-    """What the original answers, and what it answers with a known mistake in it: computed when it is asked for."""
+    """What the original answers, and what it answers with a known mistake in it: computed when it is asked for.
 
-    def __init__(self, task):
-        self.task, self.calls, self.messages, self.known = task, task.calls(), list(task.mistakes), {}
+    In a handout it comes from `numbers`, {"right": answers, "mistakes": {message: answers}}.
+    """
+
+    def __init__(self, task, numbers=None):
+        self.task, self.calls, self.known = task, task.calls(), {}
+        self.messages = list(numbers["mistakes"] if numbers else task.mistakes)
+        for mistake, answers in ({None: numbers["right"]} | numbers["mistakes"]).items() if numbers else ():
+            self.known |= {(i, mistake): given for i, given in enumerate(answers)}
 
     def at(self, i, mistake=None):
         """The answer to call i."""
@@ -402,17 +387,6 @@ class Reference:
     def answers(self, mistake=None):
         """The answers to all calls, a list."""
         return [self.at(i, mistake) for i in range(len(self.calls))]
-
-
-class Numbers(Reference):
-    """The same out of numbers.json, for a handout."""
-
-    def __init__(self, task, numbers):
-        self.task, self.calls, self.messages = task, task.calls(), list(numbers["mistakes"])
-        self.numbers = {None: numbers["right"]} | numbers["mistakes"]
-
-    def at(self, i, mistake=None):
-        return self.numbers[mistake][i]
 
 
 def same(a, b, atol):

@@ -49,9 +49,8 @@ def random_polyak(m, rng):
 
 exercise(
     "polyak",
-    topic="target networks that follow slowly",
+    course="week 9, 10 minutes: target networks that follow slowly",
     cut="ddpg_td3.py: polyak",
-    course="week 9, 10 minutes",
     task="move the target towards the source. Both are networks of the same shape: zip(target.parameters(), "
     "source.parameters()) gives the pairs. The target's numbers have to change in place, and nothing is returned: "
     "methods of a tensor whose names end in _ work in place, p = … only gives the name to another tensor. The line "
@@ -67,8 +66,6 @@ exercise(
         "target_weights = target_weights.lerp(weights, tau)",
         "exchanging tau and 1 - tau: the target would follow almost at once": "lerp_(weights, tau) -> "
         "lerp_(weights, 1 - tau)",
-        "moving the source towards the target": "zip(target.parameters(), source.parameters()) -> "
-        "zip(source.parameters(), target.parameters())",
         "adding a share of the source without taking away from the target": "lerp_(weights, tau) -> "
         "add_(tau * weights)",
         "letting target and source share their memory": "target_weights.lerp_(weights, tau) -> target_weights.data = "
@@ -82,9 +79,8 @@ exercise(
 TD3_STEP = {"rewards": [1.0, 2.0, 3.0], "terminated": [False, False, True], "gamma": 0.5}
 exercise(
     "td3-target",
-    topic="the target of TD3: two critics, smoothed",
+    course="week 9, 30 minutes: the target of TD3: two critics, smoothed",
     cut="ddpg_td3.py: smoothed, critic_targets",
-    course="week 9, 30 minutes",
     task="write two of TD3's tricks: the noise on the target's action, and the target from the values (K, B) of K "
     "critics. Actions are in [-1, 1], before and after; `terminated` is (B,), booleans.",
     cases={
@@ -105,10 +101,8 @@ exercise(
         "not clipping the action to [-1, 1]": ").clamp(-1, 1) -> )",
         "clipping the action on one side only": ").clamp(-1, 1) -> ).clamp(max=1)",
         "taking the higher of both values: that is what TD3 is against": "next_values.amin -> next_values.amax",
-        "taking the mean of both critics": "next_values.amin -> next_values.mean",
         "taking the first critic only: that is DDPG": "next_values.amin(0) -> next_values[0]",
         "bootstrapping after termination": " * ~terminated -> ",
-        "forgetting the discount": "gamma * next_values -> next_values",
     },
     learn=(PENDULUM, -500.0),
 )
@@ -141,9 +135,8 @@ def random_actor(m, rng):
 
 exercise(
     "dpg",
-    topic="the deterministic policy gradient",
+    course="week 9, 20 minutes: the deterministic policy gradient",
     cut="ddpg_td3.py: actor_loss",
-    course="week 9, 20 minutes",
     task="write the loss with which the actor climbs the critic: its gradient has to go through the critic into the "
     "actor, and the critic must stay as it is. actor(obs) gives actions (B, D), critic(obs, actions) values (B,). "
     "The loss is minimised; train computes the gradient, for the actor's weights only.",
@@ -158,7 +151,6 @@ exercise(
         "adding up over the batch instead of taking the mean": ".mean() -> .sum()",
         "cutting the actor's gradient off: .detach() and torch.no_grad() leave nothing to learn from": "actor(obs)) -> "
         "actor(obs).detach())",
-        "giving the critic action and state in the wrong order": "critic(obs, actor(obs)) -> critic(actor(obs), obs)",
         "freezing the critic, and leaving it frozen": "return - -> critic.requires_grad_(False)\n    return -",
         "computing the gradient here: that is what train does, for the actor alone": "return - -> "
         "(-critic(obs, actor(obs)).mean()).backward()\n    return -",
@@ -178,9 +170,8 @@ def pairs(draw):
 
 exercise(
     "es-update",
-    topic="evolution strategies: candidates and their gradient",
+    course="week 10, 40 minutes: evolution strategies: candidates and their gradient",
     cut="es.py: make_candidates, es_gradient",
-    course="week 10, 40 minutes",
     task="write what turns noise into candidates, and fitnesses into a gradient. Candidates come in pairs: theta + "
     "sigma eps, theta - sigma eps, then the next pair; fitnesses come in the same order. All are NumPy arrays: theta "
     "(D,), noise (pairs, D), fitnesses (2 x pairs,).",
@@ -198,9 +189,7 @@ exercise(
     ),
     mistakes={
         "putting all candidates with +eps first: the two of a pair belong side by side": "axis=1 -> axis=0",
-        "forgetting sigma": ("theta + sigma * noise -> theta + noise", "theta - sigma * noise -> theta - noise"),
         "dividing by the number of pairs: N counts the candidates": "len(fitnesses) * sigma -> len(noise) * sigma",
-        "forgetting to divide by sigma": "len(fitnesses) * sigma -> len(fitnesses)",
         "dividing by the size of the noise array: N counts the candidates": "len(fitnesses) * sigma -> "
         "noise.size * sigma",
         "leaving out the fitnesses of the candidates with -eps": "(plus - minus) -> plus",
@@ -223,9 +212,8 @@ FOUR = [1.0, 2.0, 3.0, 6.0]
 KINDS = "centered-rank", "standardized", "raw"
 exercise(
     "ranks",
-    topic="evolution strategies: ranks instead of returns",
+    course="week 10, 40 minutes: evolution strategies: ranks instead of returns",
     cut="es.py: centered_ranks, shape_fitness",
-    course="week 10, 40 minutes",
     task="write the ranks of returns (N,), spread evenly from -1/2 for the lowest to 1/2 for the highest, where equal "
     "returns share the mean of their ranks; and shape_fitness, which offers these, returns standardised by their "
     "(population) deviation, or raw ones. Of an elite of the best share, rounded up to a whole number of candidates, "
@@ -247,13 +235,10 @@ exercise(
     mistakes={
         "returning the order (one argsort) instead of the ranks (argsort of argsort)": "ranks = (smaller + not_larger "
         "- 1) / 2 -> ranks = np.argsort(returns)",
-        "spreading them from 0 to 1": "(len(returns) - 1) - 0.5 -> (len(returns) - 1)",
-        "dividing by N instead of N - 1": "ranks / (len(returns) - 1) -> ranks / len(returns)",
         "ranking equal returns by where they stand: what is equal must count equally": "ranks = (smaller + not_larger "
         "- 1) / 2 -> ranks = np.argsort(np.argsort(returns, kind='stable'))",
         "giving equal returns the lowest of their ranks": "(smaller + not_larger - 1) / 2 -> smaller",
         "taking the sample deviation, by N - 1": "returns.std() -> returns.std(ddof=1)",
-        "forgetting to take away the mean": "(returns - returns.mean()) -> returns",
         "not counting from the best outside of the elite": "np.maximum(fitnesses - best_outside, 0) -> "
         "np.where(fitnesses > best_outside, fitnesses, 0)",
         "not looking at the elite": "if num_elite == len(returns) -> if True",
@@ -267,9 +252,8 @@ ARS_PAIRS = {"returns": [3.0, 1.0, 2.0, 6.0, 2.5, -1.0], "noise": [[1.0, 0.0], [
 ARS = {"ars": True, "optimizer": "ascent", "hidden_sizes": (), "population_size": 16, "top_directions": 4, "seed": 1}
 exercise(
     "ars",
-    topic="augmented random search: the best directions only",
+    course="week 10, 30 minutes: augmented random search: the best directions only",
     cut="es.py: ars_gradient",
-    course="week 10, 30 minutes",
     task="write the update of augmented random search. Directions delta_k are the rows of noise (pairs, D); returns "
     "(2 x pairs,) come in pairs, that of theta + sigma delta_k, then that of theta - sigma delta_k. Keep the b = "
     "top_directions whose better return is best (None: all), and divide by b and by the (population) deviation of the "
@@ -287,8 +271,6 @@ exercise(
         "using all directions": "[:top_directions] -> ",
         "choosing by the return of theta + sigma delta": "-pairs.max(1) -> -pairs[:, 0]",
         "forgetting to divide by the deviation": "(len(top) * sigma_r) -> len(top)",
-        "forgetting to divide by the number of directions": "(len(top) * sigma_r) -> sigma_r",
-        "dividing by the number of returns": "(len(top) * sigma_r) -> (2 * len(top) * sigma_r)",
         "taking the deviation of all returns, also of those that are left out": "pairs[top].std() -> pairs.std()",
         "the wrong sign: it has to point uphill": "(plus - minus) -> (minus - plus)",
         "dividing 0 by 0": "max(pairs[top].std(), 1e-8) -> pairs[top].std()",
@@ -329,9 +311,8 @@ def random_teams(m, rng):
 
 exercise(
     "joint-state",
-    topic="several agents: what a centralised critic sees",
+    course="week 11, 30 minutes: several agents: what a centralised critic sees",
     cut="mappo.py: Team.share_obs",
-    course="week 11, 30 minutes",
     task="write what MAPPO's critic is shown of team_rows, a tensor (L, N, …): L steps of N environments. self.layout "
     "says where things stand in a row: team_rows[..., self.layout.state] is the state (L, N, S), layout.observations "
     "is a list with a slice for each agent, layout.alive the slice of all agents' flags, 1 or 0. self.args.state_type "
@@ -356,9 +337,7 @@ exercise(
         "dim=-1) * team_rows[..., self.layout.alive].amax(-1, keepdim=True)",
         "putting both environments of an agent side by side": "torch.stack(states, dim=2) -> "
         "torch.stack(states, dim=1)",
-        "putting the state first": "torch.cat([obs, state] -> torch.cat([state, obs]",
         "filling up at the left": "(0, self.widest - obs.shape[-1]) -> (self.widest - obs.shape[-1], 0)",
-        "leaving out the agent's own observation": "torch.cat([obs, state] -> torch.cat([0 * obs, state]",
     },
     learn=(SPREAD | {"state_type": "FP"}, -60.0),
 )
@@ -385,9 +364,8 @@ def random_value_norm(m, rng):
 WEIGHT = "weight = max(self.weight.item(), 1e-5) -> weight ="
 exercise(
     "value-norm",
-    topic="a critic of normalised returns",
+    course="week 11, 40 minutes: a critic of normalised returns",
     cut="mappo.py: ValueNorm.update, ValueNorm.mean_and_std, ValueNorm.normalize, ValueNorm.denormalize",
-    course="week 11, 40 minutes",
     task="write the moving averages of returns, of their squares, and of 1 (which is how much of the average is not "
     "its start at zero), and with them mean and deviation. The buffers self.mean, self.mean_square and self.weight are "
     "scalar tensors of float64, to be changed in place. mean_and_std returns two floats; it is asked before the first "
@@ -408,11 +386,8 @@ exercise(
             "square().mean(), 1 - self.beta) -> square().mean(), self.beta)",
             "(self.weight), 1 - self.beta) -> (self.weight), self.beta)",
         ),
-        "returning the variance for the deviation": "math.sqrt(max(variance, 1e-2)) -> max(variance, 1e-2)",
         "a deviation of 0, by which nothing can be divided": "max(variance, 1e-2) -> max(variance, 1e-12)",
         "dividing 0 by 0": f"{WEIGHT} self.weight.item() or math.nan",
-        "denormalising in the wrong order: times the deviation, then plus the mean": "values * std + mean -> "
-        "(values + mean) * std",
         "exchanging normalize and denormalize": (
             "(returns - mean) / std -> returns * std + mean",
             "values * std + mean -> (values - mean) / std",
@@ -458,9 +433,8 @@ def random_chunks(m, rng):
 CUT = "x.swapaxes(0, 1).unflatten(1, (T // length, length)).flatten(0, 1)"
 exercise(
     "chunks",
-    topic="batches for recurrent networks",
+    course="week 11, 60 minutes: batches for recurrent networks",
     cut="mappo.py: minibatches",
-    course="week 11, 60 minutes",
     task="cut a rollout into chunks for a recurrent network. `steps` is a namedtuple of tensors (T, S, …): time, "
     "streams. Each stream is cut into chunks of L = chunk_length(args) steps, numbered stream by stream; "
     "rng.permutation(their number) shuffles them, and they are dealt out into args.num_minibatches parts, as "
@@ -483,11 +457,7 @@ exercise(
         "[x[numbers] for x in chunks]",
         "cutting across streams: swap time and streams before you reshape": f"{CUT} -> "
         "x.flatten(0, 1).unflatten(0, (-1, length))",
-        "numbering the chunks time by time instead of stream by stream": f"{CUT} -> "
-        "x.unflatten(0, (T // length, length)).swapaxes(1, 2).flatten(0, 1)",
         "giving the state at the end of the chunk": "batch.rnn_states[0] -> batch.rnn_states[-1]",
-        "giving a state for each row, where each chunk needs one": "rnn_states=batch.rnn_states[0] -> "
-        "rnn_states=batch.rnn_states",
         "handing out a batch in which no row is active": "if batch.active.any() -> if True",
         "not shuffling": "rng.permutation(len(chunks[0])) -> np.arange(len(chunks[0]))",
         "losing the chunks that are left over": "order.tensor_split(args.num_minibatches) -> "
@@ -528,9 +498,8 @@ def random_windows(m, rng):
 
 exercise(
     "windows",
-    topic="n-step returns out of a replay buffer",
+    course="week 11, 60 minutes: n-step returns out of a replay buffer",
     cut="maddpg_matd3.py: OffPolicyBuffer.windows",
-    course="week 11, 60 minutes",
     task="sum the rewards of samples that start in steps `t` of environments `e`, both arrays (B,), over at most "
     "self.n_step steps, for each of the G = self.streams streams. self.rewards and self.ended are (self.steps, "
     "environments, G). The steps are a ring: step 0 comes after the last one, and self.positions[e] is where "
@@ -547,10 +516,8 @@ exercise(
     },
     random=random_windows,
     mistakes={
-        "summing rewards without discounting them": "goes_on * discounts * -> goes_on *",
         "returning the discount of the last reward: what follows is one step further": "return rewards, discounts, -> "
         "return rewards, discounts / self.gamma,",
-        "taking one step too many": "range(self.n_step - 1) -> range(self.n_step)",
         "going on into the next episode": "~self.ended[last, e, g] & (last != newest) -> (last != newest)",
         "discounting by gamma^n however long the window is": "return rewards, discounts, -> "
         "return rewards, np.full_like(discounts, self.gamma**self.n_step),",
@@ -598,9 +565,8 @@ def random_scaled(m, rng):
 
 exercise(
     "novelty",
-    topic="the scale of curiosity",
+    course="week 12, 45 minutes: the scale of curiosity",
     cut="ppo_rnd.py: RND.scale",
-    course="week 12, 45 minutes",
     task="divide novelty, a tensor (T, N), by the standard deviation of its discounted sum G_t = novelty_t + gamma "
     "G_{t-1} over all steps so far, and return it. self.sums, a float64 tensor (N,), holds the G of each environment "
     "between two calls, and must hold the last ones when you return; self.sum_stats is a RunningMeanStd: update it "
@@ -621,8 +587,6 @@ exercise(
     random=random_scaled,
     mistakes={
         "taking the deviation of novelty itself, not of G": "all_sums[~reset_rows] -> novelty[~reset_rows]",
-        "dividing by the variance": "math.sqrt(self.sum_stats.var.item() + 1e-8) -> self.sum_stats.var.item()",
-        "forgetting gamma": "+ gamma * self.sums -> + self.sums",
         "subtracting a mean: what is less new than usual would be a punishment": "return novelty / -> "
         "return (novelty - novelty.mean()) /",
         "taking the reset row for a step like any other": "reset_rows = torch.as_tensor(reset_rows) -> "
@@ -660,9 +624,8 @@ def random_intrinsic(m, rng):
 HANDED = "torch.where(reset_rows[t], next_advantage, advantages[t])"
 exercise(
     "curiosity",
-    topic="returns of curiosity, which go on into the next episode",
+    course="week 12, 45 minutes: returns of curiosity, which go on into the next episode",
     cut="ppo_rnd.py: compute_intrinsic_gae",
-    course="week 12, 45 minutes",
     task="write GAE for intrinsic rewards: an episode's end is no end for them. rewards and reset_rows are (T, N), "
     "values (T + 1, N): values[t] is that of the observation in row t. The row after an episode's end is a reset row: "
     "it holds the final observation, and its own reward and value are to count for nothing. What follows the row "
@@ -683,7 +646,6 @@ exercise(
     },
     random=random_intrinsic,
     mistakes={
-        "forgetting lambda: the sum decays by gamma lambda": "gamma * gae_lambda * next -> gamma * next",
         "taking the end of the rollout for the end of everything": "next_value = values[-1] -> "
         "next_value = 0 * values[-1]",
         "ending with the episode: what is new in the next one counts as well": (
@@ -696,7 +658,6 @@ exercise(
         ),
         "taking the reset row for a step like any other": "advantages = torch.zeros_like -> "
         "reset_rows = reset_rows & False; advantages = torch.zeros_like",
-        "letting the reset row cut the sum over t": f"{HANDED} -> advantages[t] * ~reset_rows[t]",
         "letting a reset row of one environment be one of all": "advantages = torch.zeros_like -> "
         "reset_rows = reset_rows | reset_rows.any(1, True); advantages = torch.zeros_like",
     },
@@ -725,9 +686,8 @@ def some_zeros(draw):
 ALPHAS = pick(0.0, 1.0, uniform(0, 4))
 exercise(
     "ppod-priorities",
-    topic="PPO+D: which demo to replay",
+    course="week 12, 30 minutes: PPO+D: which demo to replay",
     cut="ppod.py: replay_probabilities",
-    course="week 12, 30 minutes",
     task="write the probabilities of the value demos, from the highest value that the critic gave each of them. The "
     "formula is in the docstring; so is what to do with negative values, and where all are zero. No power may "
     "overflow, however large the values are.",
@@ -745,8 +705,6 @@ exercise(
         lists("replay_probabilities", max_values=pick([0.0, 0.0], [2.0, 2.0, 2.0]), alpha=ALPHAS),
     ),
     mistakes={
-        "forgetting alpha": "(v / v.max()) ** alpha -> (v / v.max())",
-        "taking the softmax": "(v / v.max()) ** alpha -> np.exp(v - v.max())",
         "forgetting to divide by the sum": ("(v / v.max()) ** alpha -> v**alpha", "weights / weights.sum() -> weights"),
         "squaring negative values as they are: the lowest would be likely": "v = v - v.min() -> pass",
         "taking negative values for 0": "v = v - v.min() -> v = v.clip(0)",
@@ -783,9 +741,8 @@ def random_annealed(m, rng):
 
 exercise(
     "ppod-anneal",
-    topic="PPO+D: from value demos to reward demos",
+    course="week 12, 25 minutes: PPO+D: from value demos to reward demos",
     cut="ppod.py: PPODBuffer.anneal_parameters",
-    course="week 12, 25 minutes",
     task="move probability from phi to rho, each time a reward demo has been added. self.args.rho and self.args.phi "
     "are what the run began with, self.rho and self.phi what they have become; self.value_capacity is the room for "
     "value demos, self.value_demos the list, and self.args.anneal_by says which of both sizes counts. Their sum never "

@@ -31,9 +31,8 @@ def before(line):
 RETURNS = {"rewards": [1, 2, 3], "next_values": [10, 20, 8]}
 exercise(
     "returns",
-    topic="discounted returns, backwards in time",
+    course="week 6, 30 minutes: discounted returns, backwards in time",
     cut="ppo.py: compute_returns",
-    course="week 6, 30 minutes",
     task="write the discounted returns R_t = r_t + gamma R_{t+1}, from the last row back to the first. All tensors are "
     "(T, N): time, environments; terminated and truncated hold booleans. next_values[t] is the value of the state that "
     "step t led to. Where a step terminated, nothing follows it; where it was truncated, and after the last row, that "
@@ -60,8 +59,6 @@ exercise(
         "= 0 * next_values[-1]",
         "going forwards in time": "reversed(range(len(rewards))) -> range(len(rewards))",
         "forgetting gamma": "gamma * next_return -> next_return",
-        "bootstrapping in every row: 1 + 0.5 x 10 and so on are one-step targets": "torch.where(ends[t], "
-        "next_values[t], next_return) -> next_values[t]",
         "not cutting the sum where an episode ends": "ends = terminated | truncated -> ends = terminated & False",
         "adding the next value although the episode terminated": "* ~terminated -> * 1",
         "treating truncation as death: the clock was stopped, what would have come is worth the next value": ""
@@ -90,9 +87,8 @@ GAE_MISTAKES = {
 }
 exercise(
     "gae",
-    topic="generalised advantage estimation",
+    course="week 6, 45 minutes: generalised advantage estimation",
     cut="ppo.py: compute_gae",
-    course="week 6, 45 minutes",
     task="write GAE: its recursion runs backwards in time, and begins with an advantage of 0 after the last row. All "
     "tensors are (T, N): time, environments; next_values[t] is the value of the state that step t led to. A step that "
     "terminated has no future: its next value counts for nothing. One that was truncated has one. Both cut the sum "
@@ -113,14 +109,9 @@ exercise(
     mistakes={
         "forgetting lambda: the sum decays by gamma lambda": "gamma * gae_lambda * -> gamma *",
         "forgetting gamma: the sum decays by gamma lambda": "gamma * gae_lambda * -> gae_lambda *",
-        "stopping at the temporal differences: that is lambda = 0": "gamma * gae_lambda * -> 0 *",
         "forgetting to subtract the values": "* ~terminated - values -> * ~terminated",
-        "forgetting to discount the next value": "rewards + gamma * next_values -> rewards + next_values",
-        "returning something else than advantages + values as returns": "advantages + values -> rewards + values",
         **GAE_MISTAKES,
         **before("deltas = rewards"),
-        "mixing the environments: each has an advantage of its own": "next_advantage = advantages[t] -> "
-        "next_advantage = advantages[t] = advantages[t].mean()",
     },
     learn=(CARTPOLE, 200.0),
 )
@@ -137,9 +128,8 @@ def surrogate(r, advantage):
 PLAIN, CLIPPED = "ratios * advantages", "clipped * advantages"
 exercise(
     "clip",
-    topic="PPO's clipped surrogate objective",
+    course="week 7, 30 minutes: PPO's clipped surrogate objective",
     cut="ppo.py: policy_loss",
-    course="week 7, 30 minutes",
     task="write the loss: the objective, negated, for a minimum is what gradient descent looks for. You get the "
     "logarithm of the ratio r = pi / pi_old and the advantage of each row (B,), and return the mean, a tensor.",
     cases={
@@ -160,16 +150,13 @@ exercise(
         clip_coef=uniform(0.05, 1.0),
     ),
     mistakes={
-        "returning a loss for each row: the mean is asked for": ".mean() -> ",
         "not negating it: this is the objective, not a loss": "-torch.min -> torch.min",
         "not clipping": f"torch.min({PLAIN}, {CLIPPED}) -> ({PLAIN})",
         "always taking the clipped term: the minimum keeps the way back open": f"torch.min({PLAIN}, {CLIPPED}) -> "
         f"({CLIPPED})",
         "taking the larger of both terms (a maximum inside, or a minimum of negated terms)": "torch.min -> torch.max",
-        "taking log r for r": "log_ratios.exp() -> log_ratios",
         "losing the gradient on the way: a detach, or a number where a tensor is needed": "log_ratios.exp() -> "
         "log_ratios.exp().detach()",
-        "adding up over the batch instead of taking the mean": ".mean() -> .sum()",
         "taking the smaller of two means: the minimum is one of each row": f"({PLAIN}, {CLIPPED}).mean() -> "
         f"(({PLAIN}).mean(), ({CLIPPED}).mean())",
         "writing 0.2 where clip_coef belongs": "(1 - clip_coef, 1 + clip_coef) -> (0.8, 1.2)",
@@ -180,9 +167,8 @@ exercise(
 VALUES = dict.fromkeys(("values", "old_values", "returns"), normal("B"))
 exercise(
     "value-clip",
-    topic="the value loss, and clipping it",
+    course="week 7, 30 minutes: the value loss, and clipping it",
     cut="ppo.py: value_loss",
-    course="week 7, 30 minutes",
     task="write half the mean squared error between values and returns. With clip_coef, compare with the error of the "
     "value that has moved by at most clip_coef from the old one, and let the larger one of both count in each row. All "
     "tensors are (B,); return the mean, a tensor.",
@@ -197,8 +183,6 @@ exercise(
     random=tensors("value_loss", by=["values"], **VALUES, clip_coef=uniform(0.05, 1.0)),
     mistakes={
         "forgetting the half": "0.5 * errors -> errors",
-        "adding up over the batch instead of taking the mean": "errors.mean() -> errors.sum()",
-        "taking the smaller error": "torch.max( -> torch.min(",
         "always taking the clipped value": "torch.max(errors, (clipped - returns) ** 2) -> (clipped - returns) ** 2",
         "not clipping": "if clip_coef is not None -> if False",
         "clipping the value itself instead of how far it has moved": "old_values + (values - old_values).clamp -> "
@@ -235,9 +219,8 @@ def played_vtrace(m, rng=None):
 BOUNDS = {"gamma": share, "rho_clip": uniform(0.3, 3), "c_clip": uniform(0.3, 3)}
 exercise(
     "vtrace",
-    topic="V-trace: learning from actions of an older policy",
+    course="week 8, 75 minutes: V-trace: learning from actions of an older policy",
     cut="ppo.py: compute_vtrace",
-    course="week 8, 75 minutes",
     task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
     "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
     "value of the state that step t led to. Where the episode or the rollout is cut off, v_{t+1} is the next value "
@@ -253,14 +236,9 @@ exercise(
     },
     random=together(tensors("compute_vtrace", **ROLLOUT, **FLAGS, log_ratios=normal("TN"), **BOUNDS), played_vtrace),
     mistakes={
-        "not bounding the ratios": (".clamp(max=rho_clip) -> ", ".clamp(max=c_clip) -> "),
-        "ignoring the ratios": ("rho = log_ratios -> rho = (0 * log_ratios)", "c = log_ratios -> c = (0 * log_ratios)"),
-        "leaving c out of the recursion": "gamma * c[t] * -> gamma *",
-        "leaving rho out of the recursion": "rho[t] * deltas[t] -> deltas[t]",
         "leaving rho out of the advantages": "return rho * advantages -> return advantages",
         "taking V(s_{t+1}) instead of v_{t+1} in the advantages": "= deltas[t] + gamma * next_correction -> "
         "= deltas[t]",
-        "returning the corrections v - V as targets": "= values[t] + correction -> = correction",
         "exchanging rho_clip and c_clip": "rho = log_ratios -> rho_clip, c_clip = c_clip, rho_clip; rho = log_ratios",
         "writing 1 where c_clip belongs": "max=c_clip -> max=1.0",
         **GAE_MISTAKES,
@@ -268,8 +246,6 @@ exercise(
         "not normalising": "if played is not None -> if False",
         "weighing by rho before you normalise": "normalize(advantages[played]) -> "
         "normalize((rho * advantages)[played]); rho = rho**0",
-        "normalising over all rows, also those that are not played": "normalize(advantages[played]) -> "
-        "normalize(advantages)[played]",
     },
     learn=(CARTPOLE | {"estimator": "vtrace"}, 200.0),
 )
@@ -281,9 +257,8 @@ PENDULUM_BY_PPO = {"env_id": "Pendulum-v1", "num_envs": 16, "num_steps": 64, "nu
                    "seed": 1}  # fmt: skip
 exercise(
     "log-probs",
-    topic="continuous actions: log-probability and entropy",
+    course="week 8, 25 minutes: continuous actions: log-probability and entropy",
     cut="ppo.py: gaussian",
-    course="week 8, 25 minutes",
     task="write log-density and entropy of a Gaussian whose dimensions are independent. mean and actions are (B, D), "
     "log_std, the logarithm of the standard deviation, is (D,), the same for all rows. Return two tensors (B,): also "
     "the entropies, although they are all alike. Gradients have to flow. math.pi and math.e are at hand; write it out "
@@ -302,15 +277,8 @@ exercise(
     random=tensors("gaussian", by=["mean", "log_std"], mean=normal("BD"), actions=normal("BD"), log_std=normal("D")),
     mistakes={
         "forgetting 1 / sqrt(2 pi)": " - 0.5 * math.log(2 * math.pi)\n -> \n",
-        "the wrong sign: a larger distance from the mean is less likely": "log_density.sum(1), -> -log_density.sum(1),",
-        "forgetting the half before the square": "-0.5 * z**2 -> -(z**2)",
-        "returning the density, not its logarithm": "log_density.sum(1), -> log_density.sum(1).exp(),",
         "taking log_std for the deviation itself": "/ log_std.exp() -> / log_std",
-        "forgetting e in the entropy": " * math.e -> ",
         "dividing by the variance instead of the deviation": "/ log_std.exp() -> / log_std.exp() ** 2",
-        "forgetting to take away log_std": "z**2 - log_std -> z**2",
-        "taking the mean over dimensions: probabilities multiply, so logarithms add up": "log_density.sum(1), -> "
-        "log_density.mean(1),",
         "cutting gradients off": "z = (actions - mean) -> log_std = log_std.detach(); z = (actions - mean.detach())",
     },
     learn=(PENDULUM_BY_PPO, -700.0),
@@ -320,9 +288,8 @@ CORRECTION = "2 * (math.log(2) - u - nn.functional.softplus(-2 * u))"
 SQUASHED = "squashed_gaussian"
 exercise(
     "squashed",
-    topic="actions through tanh, and their log-density",
+    course="week 8, 35 minutes: actions through tanh, and their log-density",
     cut="sac.py: squashed_gaussian",
-    course="week 8, 35 minutes",
     task="write the actions tanh(u), u = mean + sigma noise, and the log-densities of what the environment plays, the "
     "middle of its bounds + half_range tanh(u). mean, log_std and noise are (B, D), half_range is (D,). The logarithm "
     "of the slope of tanh has to be right where tanh(u) is rounded to 1 as well: the docstring has a form that is; "
@@ -351,18 +318,12 @@ exercise(
         "taking the logarithm of 0 where tanh is rounded to 1": f"{CORRECTION} -> (1 - u.tanh() ** 2).log()",
         "adding a small number, which is far too much where the slope is smaller": f"{CORRECTION} -> "
         "(1 - u.tanh() ** 2 + 1e-6).log()",
-        "forgetting the logarithm of the slope": f"{CORRECTION} -> (1 - u.tanh() ** 2)",
-        "raising e to a large power: softplus does not overflow": "nn.functional.softplus(-2 * u) -> "
-        "(1 + (-2 * u).exp()).log()",
         "forgetting the correction": "(log_density - log_slope) -> log_density",
         "correcting in the wrong direction: what is pressed together gets denser": "log_density - log_slope -> "
         "log_density + log_slope",
         "asking for the density of tanh(u) instead of u": "-0.5 * noise**2 -> "
         "-0.5 * ((u.tanh() - mean) / log_std.exp()) ** 2",
         "forgetting half_range": "half_range.log() + 2 -> 2",
-        "taking the mean over dimensions": ".sum(1) -> .mean(1)",
-        "forgetting to take away log_std": "noise**2 - log_std -> noise**2",
-        "returning u, not tanh(u)": "return u.tanh(), -> return u,",
         "cutting gradients off": "u = mean + log_std -> u = mean.detach() + log_std",
     },
 )
@@ -399,9 +360,8 @@ def random_masked(m, rng):
 
 exercise(
     "masked",
-    topic="a categorical distribution that knows which actions are valid",
+    course="week 8, 60 minutes: a categorical distribution that knows which actions are valid",
     cut="ppo_masked.py: MaskedCategorical.__init__, MaskedCategorical.log_prob, MaskedCategorical.entropy",
-    course="week 8, 60 minutes",
     task="write the distribution. __init__ sets self.single (whether there is one factor, because no `sizes` were "
     "given) and self.log_probs (a list with the log-probabilities (…, size) of each factor), which sample and mode "
     "read; check_masks(array, sizes) raises the error for a row of an array (B, sum of sizes) without a valid action. "
@@ -427,10 +387,8 @@ exercise(
         ),
         "setting logits of invalid actions to 0, which leaves them a probability": "logits, -torch.inf) -> "
         "logits, 0.0)",
-        "taking the mask the wrong way round: True is valid": "torch.where(mask, logits -> torch.where(~mask, logits",
         "adding 0 x log 0, which is NaN with logits of minus infinity": "torch.where(mask, log_probs, 0.0) -> "
         "log_probs",
-        "forgetting the minus sign": "entropy = entropy - -> entropy = entropy +",
         "one softmax over all factors: each has its own": "[factor.log_softmax(-1) for factor in "
         "logits.split(sizes, -1)] -> list(logits.log_softmax(-1).split(sizes, -1))",
         "losing a factor": "log_prob = log_prob + log_probs -> log_prob = log_probs",

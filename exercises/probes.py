@@ -6,9 +6,12 @@ from gymnasium import spaces
 
 
 class Probe(gym.Env):
-    """An environment whose observations count the steps of an episode; `play` gives (reward, terminated, truncated)."""
+    """An environment whose observations count the steps of an episode. After `steps` of them it is over, as `end` says;
+    `reward` says what a step pays.
+    """
 
     observation_space, action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+    steps, end = 1, "terminated"
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -18,8 +21,10 @@ class Probe(gym.Env):
 
     def step(self, action):
         self.at += 1
-        reward, terminated, truncated = self.play(action)
-        return self.observe(), float(reward), bool(terminated), bool(truncated), self.info()
+        reward = float(self.reward(action))
+        over = self.at == self.steps
+        flags = over and self.end == "terminated", over and self.end == "truncated"
+        return self.observe(), reward, *flags, self.info()
 
     def begin(self):
         pass
@@ -32,15 +37,16 @@ class Probe(gym.Env):
 
 
 class Walk(Probe):
-    """Three steps, whatever is done; they pay 1, 2 and 3. The last one ends the episode as `end` says."""
+    """Three steps, whatever is done; they pay 1, 2 and 3."""
+
+    steps = 3
 
     def __init__(self, end="terminated"):
         self.end, self.actions = end, []
 
-    def play(self, action):
+    def reward(self, action):
         self.actions.append(int(action))
-        over = self.at == 3
-        return self.at, over and self.end == "terminated", over and self.end == "truncated"
+        return self.at
 
 
 class Chain(Walk):
@@ -57,17 +63,14 @@ class Fork(Probe):
 
     observation_space = spaces.Discrete(2)
 
-    def begin(self):
-        self.state = 0
-
     def observe(self):
-        return self.state
+        return min(self.at, 1)
 
-    def play(self, action):
-        if self.state == 0 and action == 1:
-            self.state = 1
-            return 0, False, False
-        return 0.2 if self.state == 0 else action == 1, True, False
+    def reward(self, action):
+        if self.at == 1:
+            self.steps = 1 + action
+            return 0.2 * (action == 0)
+        return action == 1
 
 
 class Casino(Fork):
@@ -78,17 +81,18 @@ class Casino(Fork):
 
     action_space = spaces.Discrete(10)
 
-    def play(self, action):
-        if self.state == 0 and action < 5:
-            self.state = 1
-            return 0, False, False
-        return self.np_random.choice([-1.1, 0.9]) if self.state == 1 else 0, True, False
+    def reward(self, action):
+        if self.at == 1:
+            self.steps = 2 if action < 5 else 1
+            return 0
+        return self.np_random.choice([-1.1, 0.9])
 
 
 class Endless(Probe):
     """Every step pays 1 and leads back to where it began; after five steps somebody stops the clock."""
 
     observation_space = spaces.Box(0, 1, (1,))
+    steps, end = 5, "truncated"
 
     def __init__(self, continuous=False):
         self.action_space = spaces.Box(-1, 1, (1,)) if continuous else spaces.Discrete(2)
@@ -96,22 +100,17 @@ class Endless(Probe):
     def observe(self):
         return np.zeros(1, np.float32)
 
-    def play(self, action):
-        return 1, False, self.at == 5
+    def reward(self, action):
+        return 1
 
 
 class Later(Probe):
     """Two steps; the second pays 1, unless its action is 0."""
 
-    def play(self, action):
-        return self.at == 2 and action == 1, self.at == 2, False
+    steps = 2
 
-
-class Long(Probe):
-    """Episodes of nine steps."""
-
-    def play(self, action):
-        return 1, self.at == 9, False
+    def reward(self, action):
+        return self.at == 2 and action == 1
 
 
 class Mixed(Probe):
@@ -120,18 +119,19 @@ class Mixed(Probe):
     """
 
     observation_space = spaces.Box(0, 99, (1,))
-    episodes = count = 0
+    steps = 3
+    count = 0
 
     def begin(self):
-        self.episodes, self.count = self.episodes + 1, self.count + 10
+        self.steps, self.end = (1, "terminated") if self.steps == 3 else (3, "truncated")
+        self.count += 10
 
     def observe(self):
         return np.full(1, self.count, np.float32)
 
-    def play(self, action):
+    def reward(self, action):
         self.count += 1
-        short = self.episodes % 2 == 1
-        return self.count, short, not short and self.at == 3
+        return self.count
 
 
 class Cue(Probe):
@@ -148,8 +148,8 @@ class Cue(Probe):
     def observe(self):
         return np.full(1, self.offset + (2 * self.cue - 1 if self.at == 0 else 0), np.float32)
 
-    def play(self, action):
-        return action == self.cue, True, False
+    def reward(self, action):
+        return action == self.cue
 
 
 class Doors(Probe):
@@ -167,10 +167,10 @@ class Doors(Probe):
     def info(self):
         return {"action_mask": self.open * (self.at == 0)}
 
-    def play(self, action):
+    def reward(self, action):
         if not self.open[action]:
             raise ValueError(f"door {action} is shut")
-        return not self.open[action + 1 :].any(), True, False
+        return not self.open[action + 1 :].any()
 
 
 class Aim(Probe):
@@ -184,22 +184,8 @@ class Aim(Probe):
     def observe(self):
         return self.target
 
-    def play(self, action):
-        return 1 - (action[0] - self.target[0] / 2) ** 2, True, False
-
-
-class Password(Probe):
-    """Ten right choices out of two pay 1, a wrong one ends the episode: chance finds it once in a thousand times."""
-
-    observation_space = spaces.Box(0, 1, (11,))
-    RIGHT = (0, 1, 1, 0, 1, 0, 0, 0, 1, 1)
-
-    def observe(self):
-        return np.eye(11, dtype=np.float32)[self.at]
-
-    def play(self, action):
-        right = action == self.RIGHT[self.at - 1]
-        return right and self.at == 10, not right or self.at == 10, False
+    def reward(self, action):
+        return 1 - (action[0] - self.target[0] / 2) ** 2
 
 
 class Window(Probe):
@@ -213,27 +199,27 @@ class Window(Probe):
     def observe(self):
         return self.seen
 
-    def play(self, action):
+    def reward(self, action):
         self.seen = action * self.np_random.uniform(-1, 1, 3).astype(np.float32)
-        return 0, True, False
+        return 0
 
 
-for env in (Walk, Chain, Fork, Casino, Endless, Later, Long, Mixed, Cue, Doors, Aim, Password, Window):
+for env in (Walk, Chain, Fork, Casino, Endless, Later, Mixed, Cue, Doors, Aim, Window):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 
 class Team:
     """A parallel environment of PettingZoo with the agents "a" and "b", who both get what `reward(actions)` says.
 
-    The first observation shows each agent a sign of its own, -1 or 1; the others are what `later` says.
+    The first observation shows each agent a sign of its own, -1 or 1; the others count the steps, in tenths.
     """
 
     metadata = {"name": "team"}
-    steps, actions, render_mode = 1, 2, None
+    steps, render_mode = 1, None
+    possible_agents = ["a", "b"]
 
     def __init__(self, render_mode=None, **options):
-        self.possible_agents = ["a", "b"]
-        vars(self).update(options)
+        pass
 
     @property
     def unwrapped(self):
@@ -251,7 +237,7 @@ class Team:
         return spaces.Box(-1, 1, (1,), np.float32)
 
     def action_space(self, agent):
-        return spaces.Discrete(self.actions)
+        return spaces.Discrete(2)
 
     def reset(self, seed=None, options=None):
         rng, self.agents, self.t = np.random.default_rng(seed), list(self.possible_agents), 0
@@ -261,26 +247,14 @@ class Team:
 
     def step(self, actions):
         self.t += 1
-        over, reward = self.t == self.steps, float(self.reward(actions))
-        everyone = lambda x: dict.fromkeys(self.possible_agents, x)
+        over = self.t == self.steps
         if over:
             self.agents = []
-        return (
-            everyone(np.full(1, self.later(), np.float32)),
-            everyone(reward),
-            everyone(over),
-            everyone(False),
-            everyone({}),
-        )
-
-    def later(self):
-        return float(self.t == self.steps)
+        parts = np.full(1, self.t / 10, np.float32), float(self.reward(actions)), over, False, {}
+        return tuple(dict.fromkeys(self.possible_agents, part) for part in parts)
 
     def state(self):
         raise NotImplementedError
-
-    def render(self):
-        pass
 
     def close(self):
         pass
@@ -303,12 +277,9 @@ class Recall(Team):
 
 
 class Patience(Team):
-    """Three steps, of which the last pays 1 to both agents, whatever they do. Observations count the steps."""
+    """Three steps, of which the last pays 1 to both agents, whatever they do."""
 
     steps = 3
-
-    def later(self):
-        return self.t / 10
 
     def reward(self, actions):
         return self.t == 3

@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 
 from copies import definitions, planted, source_of, text_of, working_copy
-from mechanism import HERE, ROOT, BadInput, Exercise, Reference, find, hints, run_main, short
+from mechanism import HERE, ROOT, BadInput, Reference, find, hints, run_main, short
 from start import check_number, describe
 
 CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "probes.py", "runner.py")
@@ -39,11 +39,11 @@ def by_script(tasks):
     for task in tasks:
         groups.setdefault(task.script, []).append(task)
     for script, chosen in groups.items():
-        if len(chosen) > 1 and not all(isinstance(task, Exercise) for task in chosen):
+        if len(chosen) > 1 and not all(task.blanks for task in chosen):
             names = " and ".join(task.name for task in chosen)
             raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
     for task in tasks:
-        for name in task.blanks if isinstance(task, Exercise) else [bug.split(": ")[0] for bug in task.bugs]:
+        for name in task.blanks or [bug.split(": ")[0] for bug in task.bugs]:
             for script in groups.keys() - {task.script}:
                 # Scripts repeat each other on purpose, all but train; the name decides, not the text.
                 if name in definitions(source_of(script)) and name != "train":
@@ -58,36 +58,33 @@ def cut_table(source, names):
     """The source of a table with the entries of these names only, without mistakes, bugs, comments and what only these
     have used.
     """
-    tree, secret = ast.parse(source), ("mistakes", "bugs")
-    for node in list(tree.body):
-        call = getattr(node, "value", None)
-        if isinstance(node, ast.Expr) and getattr(getattr(call, "func", None), "id", "") in ("exercise", "hunt"):
-            for keyword in call.keywords:
-                if keyword.arg in secret:
+    kept = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Expr):  # the docstring, or an entry
+            if isinstance(node.value, ast.Constant) or node.value.args[0].value not in names:
+                continue
+            for keyword in node.value.keywords:
+                if keyword.arg in ("mistakes", "bugs"):
                     keyword.value = ast.Dict([], [])
-            if call.args[0].value not in names:
-                tree.body.remove(node)
-    while True:
-        used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-        idle = [node for node in tree.body if (bound := names_bound(node)) and not bound & {*used}]
-        if not idle:
-            break
-        tree.body = [node for node in tree.body if node not in idle]
-    tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-    ]
-    return ast.unparse(tree) + "\n"
+        kept.append(node)
+    before = None
+    while before != len(kept):
+        before = len(kept)
+        used = {name for node in kept for name in names_in(node, ast.Load)}
+        kept = [node for node in kept if not names_bound(node) or names_bound(node) & used]
+    return ast.unparse(ast.Module(kept, [])) + "\n"
+
+
+def names_in(node, context):
+    """The names within a node that are read (ast.Load), or given something to (ast.Store)."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
 
 
 def names_bound(node):
     """The names that a definition or an assignment at the top of a module gives something to."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
-    if isinstance(node, ast.Assign):
-        return {
-            inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-        }
-    return set()
+    return names_in(node, ast.Store) if isinstance(node, ast.Assign) else set()
 
 
 def numbers(task):
@@ -129,8 +126,7 @@ def release(names, out, number=None):
     for table in {task.table for task in tasks}:
         files[f"{table}.py"] = cut_table((HERE / f"{table}.py").read_text(encoding="utf-8"), names)
     intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
-    kept = [section for section in sections if section.split("\n")[0] in names]
-    files["hints.md"] = "\n## ".join([intro, *kept])
+    files["hints.md"] = "\n## ".join([intro, *(each for each in sections if each.split("\n")[0] in names)])
     files["numbers.json"] = json.dumps({task.name: numbers(task) for task in tasks})
     files |= {"requirements.txt": requirements({task.script for task in tasks}), "README.md": sheet(tasks, number)}
     out.mkdir(parents=True, exist_ok=True)
@@ -194,48 +190,24 @@ def write_zip(tasks, out, up_to=3, minutes=10):
 
 # -------------------------------------------------------------------------------------------------------- answer notes
 
-TITLE = """# For teachers: answers
-
-Solutions, right numbers, known mistakes, hints and planted bugs. Not for students.
-"""
-
 
 def answers(tasks):
-    """Notes on these exercises and hunts, as Markdown."""
-    text = [TITLE]
+    """Notes for teachers, as Markdown: solutions, their numbers and hints; where bugs are, and how one sees them."""
+    text = ["# For teachers: answers", ""]
     for task in tasks:
         text += [f"## {task.name}: `{task.script}`, about {task.minutes} minutes", ""]
-        text += about_exercise(task) if isinstance(task, Exercise) else about_hunt(task)
+        source = source_of(task.script)
+        if task.blanks:
+            reference, (three, known) = Reference(task), hints(task.name)
+            text += [*describe(task), "", "```python", *(text_of(source, name) for name in task.blanks), "```", ""]
+            pencil = [case for case in task.calls() if case.step == 1]
+            text += [f"* {case.what}: {short(reference.at(i)['result'])}" for i, case in enumerate(pencil)]
+            text += [f"* known mistake: {message}" for message in task.mistakes]
+            text += ["", *(f"{i}. {hint}" for i, hint in enumerate(three, 1)), "", known, ""]
+        for bug, seen in task.bugs.items():
+            change = difflib.unified_diff(source.splitlines(), planted(source, bug).splitlines(), n=1, lineterm="")
+            text += ["```diff", *list(change)[2:], "```", "", f"How to see it: {seen}", ""]
     return "\n".join(text)
-
-
-def about_exercise(task):
-    """Lines of Markdown: the solution, the right numbers, mistakes, hints."""
-    source, reference = source_of(task.script), Reference(task)
-    three, known = hints(task.name)
-    text = [*describe(task), "", "### The solution", "", "```python"]
-    text += ["\n".join(text_of(source, name).rstrip() for name in task.blanks), "```", "", "### The cases", ""]
-    text += [
-        f"* {case.what}: {short(reference.at(i)['result'])}" for i, case in enumerate(task.calls()) if case.step == 1
-    ]
-    text += ["", "### Known mistakes", ""]
-    for message, change in task.mistakes.items():
-        changes = [change] if isinstance(change, str) else change
-        text += [f"* {message}", *(f"    `{' '.join(part.split())}`" for part in changes)]
-    return [*text, "", "### Hints", "", *[f"{i}. {hint}" for i, hint in enumerate(three, 1)], "", known, ""]
-
-
-def about_hunt(task):
-    """Lines of Markdown: where the bugs are, how one sees them, and what the check looks at."""
-    source, text = source_of(task.script), []
-    for bug, seen in task.bugs.items():
-        change = [*difflib.unified_diff(source.splitlines(), planted(source, bug).splitlines(), n=1, lineterm="")]
-        text += [f"### In `{bug.split(': ')[0]}`", "", "```diff", *change[2:], "```", ""]
-        text += [f"How to see it: {seen}", ""]
-    return [*text, "### What the check looks at", "", *(f"* {case.what}" for case in task.calls()), ""]
-
-
-# -------------------------------------------------------------------------------------------------------- command line
 
 
 def main():
@@ -247,12 +219,8 @@ def main():
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
     kinds.add_argument("--answers", action="store_true", help="answer notes for teachers")
-    parser.add_argument(
-        "--up-to", type=int, choices=(1, 2, 3), default=3, metavar="STEP", help="--gradescope: last step"
-    )
-    parser.add_argument(
-        "--minutes", type=int, default=10, help="--gradescope: the limit that is set there (default: 10)"
-    )
+    parser.add_argument("--up-to", type=int, choices=(1, 2, 3), default=3, help="--gradescope: the last step to take")
+    parser.add_argument("--minutes", type=int, default=10, help="--gradescope: the limit set there (default: 10)")
     args = parser.parse_args()
     if not args.gradescope and not args.answers:
         out = release(args.names, args.out or "handout", args.student)
@@ -268,10 +236,9 @@ def main():
     out.parent.mkdir(parents=True, exist_ok=True)
     if args.gradescope:
         write_zip(tasks, out, args.up_to, args.minutes)
-        print(f"{out} is for Gradescope, whose limit has to be {args.minutes} minutes. It holds the solutions.")
     else:
         out.write_text(answers(tasks), encoding="utf-8")
-        print(f"{out} holds solutions and bugs: not for students")
+    print(f"{out} holds solutions and bugs: not for students")
 
 
 if __name__ == "__main__":

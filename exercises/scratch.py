@@ -85,9 +85,8 @@ def shares_of_actions(m):
 STEP = {"logits": [[0.0, 0.0], [0.0, LOG_3]], "values": [1.0, 3.0], "returns": [5.0, 1.0], "vf_coef": 0.25}
 exercise(
     "build-reinforce",
-    topic="milestone: REINFORCE with a baseline, from scratch",
+    course="week 6, 120 minutes: milestone: REINFORCE with a baseline, from scratch",
     cut="exercises/scripts/build_reinforce.py: compute_returns, reinforce_loss, play_episode, train",
-    course="week 6, 120 minutes",
     task="write the algorithm: environment, networks and evaluation are given above. Write the functions one by one, "
     "and after each of them let check.py build-reinforce --up-to 1 judge it. agent(obs) returns logits and values; "
     "torch.distributions.Categorical(logits=…) is a policy, with sample(), log_prob() and entropy(). train makes env, "
@@ -128,26 +127,12 @@ exercise(
         lambda m, rng: played(rng.choice(["terminated", "truncated"]), rng.normal())(m),
     ),
     mistakes={
-        "going forwards in time": (
-            "compute_returns: reversed(range(len(rewards))) -> range(len(rewards))",
-            "following = last_value -> following = 0.0",
-        ),
-        "forgetting gamma": "rewards[t] + gamma * following -> rewards[t] + following",
-        "giving each step the return of the whole episode": "return returns\n -> "
-        "return returns[:1].expand(len(rewards))\n",
-        "leaving last_value out": "following = last_value -> following = 0.0",
         "leaving the baseline out: weighing by the return alone": "(log_probs * advantages) -> (log_probs * returns)",
-        "adding up over the steps instead of taking the mean": (
-            "(log_probs * advantages).mean() -> (log_probs * advantages).sum()",
-            "((returns - values) ** 2).mean() -> ((returns - values) ** 2).sum()",
-        ),
         "leaving the baseline's own loss out: it would never learn": "policy_loss + vf_coef * value_loss -> "
         "policy_loss",
         "making bad actions likelier: there is a sign too few": "policy_loss = - -> policy_loss = ",
         "not detaching the advantage: the policy's term moves the baseline": "(returns - values).detach() -> "
         "(returns - values)",
-        "cutting the gradient of the values: the baseline cannot learn": "((returns - values) ** 2).mean() -> "
-        "((returns - values.detach()) ** 2).mean()",
         "always taking the likeliest action: a policy that never tries learns nothing": "torch.distributions."
         "Categorical(logits=logits).sample() -> logits.argmax()",
         "giving the last state a value although the episode terminated": "if not terminated: -> if True:",
@@ -266,10 +251,9 @@ EPSILON = SimpleNamespace(epsilon_start=1.0, epsilon_end=0.2, exploration_steps=
 BUFFER = "self.obs[slots], self.actions[slots], self.rewards[slots], self.next_obs[slots], self.terminated[slots]"
 exercise(
     "build-dqn",
-    topic="milestone: DQN from scratch",
+    course="week 4, 240 minutes: milestone: DQN from scratch",
     cut="exercises/scripts/build_dqn.py: epsilon_at, choose_action, ReplayBuffer.add, ReplayBuffer.sample, "
     "td_targets, dqn_loss, train",
-    course="week 4, 240 minutes",
     task="write the algorithm: environment, network and evaluation are given above. Write the functions one by one, "
     "and after each of them let check.py build-dqn --up-to 1 judge it. network(obs) returns Q for each action. train "
     "makes env, two networks (make_agent twice; the target begins with the weights of the other: load_state_dict), an "
@@ -314,10 +298,8 @@ exercise(
         random_dqn,
     ),
     mistakes={
-        "going on below epsilon_end": "min(step / args.exploration_steps, 1.0) -> step / args.exploration_steps",
         "stopping at epsilon_end too early: the line goes to 0 and is cut off": "args.epsilon_start + done * "
         "(args.epsilon_end - args.epsilon_start) -> max(args.epsilon_start * (1 - done), args.epsilon_end)",
-        "exchanging epsilon and 1 - epsilon": "rng.random() < epsilon -> rng.random() > epsilon",
         "leaving the best action out of the random ones": "int(rng.integers(len(q))) -> "
         "int((int(q.argmax()) + rng.integers(1, len(q))) % len(q))",
         "forgetting all that comes when the buffer is full": "slot = self.added % self.size -> "
@@ -326,19 +308,14 @@ exercise(
         "drawing each part by itself: they are of different transitions": f"{BUFFER} -> "
         "[x[rng.permutation(slots)] for x in (self.obs, self.actions, self.rewards, self.next_obs, self.terminated)]",
         "bootstrapping over an end: nothing follows what terminated": ".values * ~terminated -> .values",
-        "taking the maximum over the batch, not over the actions": "target_q.max(1).values -> "
-        "target_q.max(0).values.max().expand(len(rewards))",
-        "forgetting gamma": "rewards + gamma * -> rewards +",
         "not using the target network: y is from the network that learns": "target(next_obs)) -> network(next_obs))",
         "taking Q of the best action, not of the one that was taken": "gather(1, actions[:, None]).squeeze(1) -> "
         "max(1).values",
-        "bootstrapping from s, not from s'": "target(next_obs)) -> target(obs))",
         "letting the gradient through the target: it is a number to aim at": "dqn_loss: torch.no_grad() -> "
         "torch.enable_grad()",
         "storing truncation as termination: the clock was stopped, the future has not gone": "float(reward), next_obs, "
         "terminated) -> float(reward), next_obs, terminated or truncated)",
         "not setting gradients back to zero: they add up": "optimizer.zero_grad() -> pass",
-        "taking no notice of train_every": " and step % args.train_every == 0 -> ",
         "using one network for both": "make_agent(args), make_agent(args)\n -> "
         "make_agent(args), None\n    target = network\n",
         "never copying the network into the target": "step % args.target_every == 0 -> False",
@@ -440,15 +417,13 @@ def rows_of_update(m):
     return len(steps), sorted(rows[:7]), sorted(rows[7:]), rows[:7] != rows[7:]
 
 
-LONG = {"env_id": "Classroom/Long-v0", "total_timesteps": 24, "num_envs": 2, "num_steps": 4, "update_epochs": 1}
-BATCH = {"actions": whole(0, "A", "B")}
-BATCH |= dict.fromkeys(("values", "old_log_probs", "advantages", "returns"), normal("B"))
+WALK = {"env_id": "Classroom/Walk-v0", "total_timesteps": 12, "num_envs": 2, "num_steps": 2, "update_epochs": 1}
+BATCH = dict.fromkeys(("values", "old_log_probs", "advantages", "returns"), normal("B"))
 TERMS = "torch.min(ratio * advantages, clipped * advantages)"
 exercise(
     "build-ppo",
-    topic="milestone: PPO from scratch",
+    course="week 7, 300 minutes: milestone: PPO from scratch",
     cut="exercises/scripts/build_ppo.py: choose_actions, compute_gae, normalized, ppo_loss, collect, update, train",
-    course="week 7, 300 minutes",
     task="write the algorithm: environments, networks and evaluation are given above. Write the functions one by one, "
     "and after each of them let check.py build-ppo --up-to 1 judge it. agent(obs) returns logits and values; "
     "torch.distributions.Categorical(logits=…) is a policy, with sample(), log_prob() and entropy(). Tensors have a "
@@ -487,40 +462,35 @@ exercise(
         "update: three epochs over four rows at once, optimizer with a learning rate of 0: gradients of the "
         "critic's weight and of the logit of action 1 at each step "
         "| what happens in each minibatch, and which rows go into the loss together": gradients_of_update,
-        "train in Long, where observations count the steps of an episode of nine: those of three rollouts of "
-        "four steps in two environments | which observations a rollout begins with": lambda m: noted(
-            m, "collect", lambda given, result: result[0]["obs"], minibatch_size=8, **LONG
+        "train in Walk, where observations count the steps of an episode of three: those of three rollouts of "
+        "two steps in two environments | which observations a rollout begins with": lambda m: noted(
+            m, "collect", lambda given, result: result[0]["obs"], minibatch_size=4, **WALK
         ),
     },
     random=together(
         tensors("compute_gae", **ROLLOUT, **FLAGS, gamma=share, gae_lambda=share),
         tensors("normalized", advantages=normal("2N", 5.0)),
-        tensors("ppo_loss", by=["logits", "values"], logits=normal("BA"), **BATCH, args=random_args),
+        tensors(
+            "ppo_loss",
+            by=["logits", "values"],
+            logits=normal("BA"),
+            actions=whole(0, "A", "B"),
+            **BATCH,
+            args=random_args,
+        ),
     ),
     mistakes={
         "always taking the likeliest action: a policy that never tries learns nothing": "policy.sample() -> "
         "logits.argmax(-1)",
-        "returning probabilities, not their logarithms": "return actions, policy.log_prob(actions) -> "
-        "return actions, policy.log_prob(actions).exp()",
-        "leaving lambda out": "gamma * gae_lambda * following -> gamma * following",
-        "going forwards in time": "reversed(range(len(rewards))) -> range(len(rewards))",
         "bootstrapping over an end: nothing follows what terminated": "* ~terminated[t] -> * 1",
         "letting later surprises of another episode in": "* ~(terminated[t] | truncated[t]) -> * ~truncated[t]",
         "treating truncation as death: the clock was stopped, the future is worth the next value": "* ~terminated[t] "
         "-> * ~(terminated[t] | truncated[t])",
-        "letting later surprises of another episode in: a truncated one is over, too": "* ~(terminated[t] | "
-        "truncated[t]) -> * ~terminated[t]",
         "ignoring how the last row ended": "advantages = torch.empty_like(rewards) -> advantages = "
         "torch.empty_like(rewards); terminated, truncated = terminated.clone(), truncated.clone(); "
         "terminated[-1] = truncated[-1] = False",
-        "normalising each environment by itself: over the wrong axis": "(advantages - advantages.mean()) / "
-        "(advantages.std() + 1e-8) -> (advantages - advantages.mean(0)) / (advantages.std(0) + 1e-8)",
         "dividing by 0: add something small to the deviation": " + 1e-8 -> ",
-        "not clipping": f"{TERMS} -> (ratio * advantages)",
         "taking the clipped term alone": f"{TERMS} -> (clipped * advantages)",
-        "minimising L: it is to become high": "policy_loss = - -> policy_loss = ",
-        "leaving the exponential out": "old_log_probs).exp() -> old_log_probs)",
-        "leaving the critic's loss out: it would never learn": " + args.vf_coef * value_loss -> ",
         "punishing entropy: a term that is to be high has to be subtracted from a loss": "- args.ent_coef -> "
         "+ args.ent_coef",
         "storing the observations that actions led to, not those they were chosen from": '"obs": obs, -> '
@@ -529,7 +499,6 @@ exercise(
         "taking the value of a new episode's first observation for what the step led to": "agent(reached) -> "
         "agent(next_obs)",
         "taking the rows in the same order in each epoch": "torch.randperm(len(obs)) -> torch.arange(len(obs))",
-        "taking all rows at once": ".split(args.minibatch_size) -> .split(len(obs))",
         "dropping the last minibatch": ".split(args.minibatch_size): -> "
         ".split(args.minibatch_size)[: len(obs) // args.minibatch_size]:",
         "not setting gradients back to zero: they add up": "optimizer.zero_grad() -> pass",

@@ -17,7 +17,7 @@ import textwrap
 from pathlib import Path
 
 from copies import begun_in, drawn, working_copy
-from mechanism import EXERCISES, HUNTS, BadInput, Exercise, find, run_main
+from mechanism import EXERCISES, HUNTS, BadInput, find, run_main
 
 
 def new_source(tasks, path, number, force):
@@ -68,7 +68,7 @@ def chosen(names, number):
     scripts = list(dict.fromkeys(task.script for task in tasks))
     if len(scripts) > 1:
         raise BadInput(f"one copy is of one script, not of {' and '.join(scripts)}: begin them one by one")
-    if len(tasks) > 1 and not all(isinstance(task, Exercise) for task in tasks):
+    if len(tasks) > 1 and not all(task.blanks for task in tasks):
         raise BadInput("a hunt has a copy of its own: begin it by itself, with --work FOLDER beside another one")
     check_number(tasks, number)
     return tasks
@@ -85,7 +85,7 @@ def check_number(tasks, number):
 
 def describe(task, number=None):
     """What there is to do, as lines of text."""
-    if isinstance(task, Exercise):
+    if task.blanks:
         what = f"Topic: {task.topic}. To write, in {task.file}: {', '.join(task.blanks)}."
         text = task.task[0].upper() + task.task[1:]
     else:
@@ -104,7 +104,7 @@ def table(folder):
     for task in [*EXERCISES.values(), *HUNTS.values()]:
         passed, steps = known.get(task.name, (0, 0))
         state = "solved" if steps and passed == steps else f"{passed} of {steps} steps" if steps else ""
-        if isinstance(task, Exercise):
+        if task.blanks:
             text = task.topic
         else:
             text = list(task.bugs.values())[0] if len(task.bugs) == 1 else "one bug of several, drawn from a number"

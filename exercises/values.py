@@ -63,9 +63,8 @@ def random_replay(m, rng):
 
 exercise(
     "replay",
-    topic="the replay buffer, a ring",
+    course="week 4, 45 minutes: the replay buffer, a ring",
     cut="dqn.py: ReplayBuffer.add, ReplayBuffer.sample",
-    course="week 4, 45 minutes",
     task="write what stores transitions and what draws them. The arrays self.obs, next_obs, actions, rewards and "
     "terminated have a row per slot; self.position is the next slot to write, self.size how many are filled. Reset "
     "rows are left out. self.get(slots) makes Transitions of an array of slots; rng is a NumPy Generator. Truncated "
@@ -87,14 +86,11 @@ exercise(
     mistakes={
         "storing the reward of the first environment for all": "= rewards[played] -> = rewards[0]",
         "storing the actions without leaving out reset rows": "= actions[played] -> = actions[:count]",
-        "counting steps instead of transitions: each environment adds one": "self.size + count -> self.size + 1",
         "letting size grow beyond the capacity": "min(self.size + count, self.capacity) -> self.size + count",
         "storing the reset row, whose action was ignored": "played = ~reset_rows -> played = reset_rows | True",
         "storing truncation as termination: the future has not gone": "= terminated[played] -> "
         "= (terminated | truncated)[played]",
         "drawing from slots that are still empty": "rng.integers(self.size, size -> rng.integers(self.capacity, size",
-        "drawing without replacement": "rng.integers(self.size, size=batch_size) -> "
-        "rng.permutation(self.size)[:batch_size]",
         "handing out more than there is": "if batch_size > self.size -> if False",
     },
     learn=(DQN_CARTPOLE, 60.0),
@@ -110,14 +106,12 @@ DQN_MISTAKES = {
     "forgetting the discounts": "gamma * ~terminated -> ~terminated",
     "taking the mean value of the next state": "target_q.gather(1, best).squeeze(1) -> "
     "(target_q.mean(1) if online_q is None else target_q.gather(1, best).squeeze(1))",
-    "removing the reward of a terminated transition as well": "return rewards + -> return rewards * ~terminated +",
     "adding shapes (B,) and (B, 1), which makes a table of all pairs": "best).squeeze(1) -> best)",
 }
 exercise(
     "dqn-target",
-    topic="the target of DQN",
+    course="week 4, 30 minutes: the target of DQN",
     cut="dqn.py: td_targets",
-    course="week 4, 30 minutes",
     task="write y = r + gamma max_a Q'(s', a), for all rows at once. `rewards` and `terminated` (booleans) are (B,), "
     "`gamma` is a number or, here, a discount for each row (B,), target_q is (B, actions). Only online_q = None is "
     "asked for here; double-dqn goes on from your solution.",
@@ -130,9 +124,8 @@ exercise(
 BEST = "(target_q if online_q is None else online_q)"
 exercise(
     "double-dqn",
-    topic="the target of double DQN",
+    course="week 5, 30 minutes: the target of double DQN",
     cut="dqn.py: td_targets",
-    course="week 5, 30 minutes",
     task="write the target of DQN and, where online_q is given, that of double DQN: one network chooses the action, "
     "the other one judges it. `rewards` and `terminated` (booleans) are (B,), `gamma` is a number or, here, a discount "
     "for each row (B,), both Q are (B, actions).",
@@ -183,9 +176,8 @@ def random_windows(m, rng):
 
 exercise(
     "n-step",
-    topic="n-step targets, made while playing",
+    course="week 5, 60 minutes: n-step targets, made while playing",
     cut="rainbow.py: NStepBuffer.add, NStepBuffer.write",
-    course="week 5, 60 minutes",
     task="put n steps together into one transition, and store it. add gets a step of all environments: append (obs, "
     "action, reward) of environment i to self.open_steps[i], a deque of the steps whose windows are open, unless it is "
     "a reset row. When there are self.n_step of them, the first one's window closes: give the deque to write, and take "
@@ -206,9 +198,7 @@ exercise(
     },
     random=random_windows,
     mistakes={
-        "summing rewards without discounting them": "self.gamma**k * reward -> reward",
         "bootstrapping with gamma, as after one step": "self.gamma ** len(steps) -> self.gamma",
-        "storing the observation of the window's last step": "obs, action, _ = steps[0] -> obs, action, _ = steps[-1]",
         "losing the windows that the end of the episode cuts short": " or (ended and steps): -> :",
         "discounting by gamma^n, however few rewards there were": "self.gamma ** len(steps) -> self.gamma**self.n_step",
         "storing truncation as termination": "next_obs[i], terminated[i]) -> next_obs[i], ended)",
@@ -231,9 +221,8 @@ def projected(reward, terminated, discount, *probs):
 SHARES = "(1 - (y[:, :, None] - support).abs() / distance).clamp(min=0)"
 exercise(
     "project",
-    topic="the projection of C51",
+    course="week 5, 60 minutes: the projection of C51",
     cut="rainbow.py: project",
-    course="week 5, 60 minutes",
     task="share out the probabilities of y = r + discount z among the atoms of the support. rewards, terminated "
     "(booleans) and discounts are (B,), probs is (B, atoms): those of the returns z, which are the support's; the "
     "result is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the "
@@ -257,10 +246,6 @@ exercise(
     mistakes={
         "losing the probability where y falls on an atom: floor and ceiling are the same there": f"{SHARES} -> "
         f"{SHARES} * ((y[:, :, None] - support) != 0)",
-        "giving more to the atom that is further away": f"{SHARES} -> "
-        f"{SHARES}\n    shares = torch.where((shares > 0) & "
-        "(shares < 1), 1 - shares, (shares == 1).roll(1, 2).float())",
-        "forgetting the reward": "rewards[:, None] + -> 0 * rewards[:, None] +",
         "giving all of it to the atom below": f"{SHARES} -> ((y[:, :, None] >= support - 1e-6) & "
         "(y[:, :, None] < support + distance - 1e-6)).float()",
         "forgetting the discount": "(discounts * ~terminated) -> (discounts**0 * ~terminated)",
@@ -300,9 +285,8 @@ def random_tree(m, rng):
 
 exercise(
     "priorities",
-    topic="prioritised sampling, with a sum tree",
+    course="week 5, 60 minutes: prioritised sampling, with a sum tree",
     cut="rainbow.py: SumTree.write, SumTree.sample",
-    course="week 5, 60 minutes",
     task="write the tree that the drawing shows. self.nodes is an array, slot s is node self.leaves + s, and node 1 is "
     "the sum of all. write sets the priorities (an array, or one number) of an array of slots, and the sums above "
     "them. sample divides the sum of all into batch_size equal parts, takes a number from each (rng.random(batch_size) "
@@ -321,14 +305,11 @@ exercise(
     },
     random=random_tree,
     mistakes={
-        "leaving all sums but those above the leaves as they were": "for _ in range(self.levels):\n            nodes = "
-        "nodes // 2 -> for _ in range(min(1, self.levels)):\n            nodes = nodes // 2",
         "keeping the whole number on the way to the right, where the sum on the left has to be taken off": ""
         "np.where(go_right, numbers - left, numbers) -> numbers",
         "taking all numbers from the whole sum, not each from its own part": "(np.arange(batch_size) + "
         "rng.random(batch_size)) * self.nodes[1] / batch_size -> rng.random(batch_size) * self.nodes[1]",
         "taking one random number for all parts": "rng.random(batch_size) -> rng.random()",
-        "leaving the weights out": "** -beta -> ** 0.0",
         "not dividing by the largest weight": "(weights / weights.max()) -> (weights + 0)",
         "forgetting beta": "** -beta -> ** -1.0",
         "letting rounding lead to a slot with priority 0": " & (right > 0) -> ",

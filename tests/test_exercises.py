@@ -163,7 +163,7 @@ def answered(task, source, folder):
     (folder / task.file).write_text(source, encoding="utf-8")
     try:
         module = mechanism.load(folder / task.file)
-        return [answer(case.call, module, getattr(task, "blanks", ())) for case in task.calls()]
+        return [answer(case.call, module, task.blanks) for case in task.calls()]
     finally:
         sys.modules[original.__name__] = original
 

@@ -103,17 +103,11 @@ def play(method, rng):
 
 def train(args):
     """Play on all testbeds: (mean reward, share of the best arm) in steps 1 to 100, then in those after them."""
-    rng = random.Random(args.seed)
-    rewards, best = [], []
+    rng, means = random.Random(args.seed), [0.0] * 4
     for _ in range(args.testbeds):
-        more_rewards, more_best = play(args.method, rng)
-        rewards.append(more_rewards)
-        best.append(more_best)
-    means = []
-    for first, last in ((0, 100), (100, STEPS)):
-        for table in (rewards, best):
-            count = args.testbeds * (last - first)
-            means.append(sum(sum(row[first:last]) for row in table) / count)
+        rewards, best = play(args.method, rng)
+        parts = rewards[:100], best[:100], rewards[100:], best[100:]
+        means = [mean + sum(part) / len(part) / args.testbeds for mean, part in zip(means, parts)]
     return means
 
 

@@ -114,13 +114,14 @@ def main():
         env = gym.make("FrozenLake-v1", is_slippery=slippery).unwrapped
         values = train(Args(slippery=slippery))
         policy, policy_values, evaluated = policy_iteration(P=env.P, gamma=0.99)
-        print("slippery ice" if slippery else "dry ice")
+        difference = max(abs(x - y) for x, y in zip(values, policy_values))
+        print(
+            "slippery ice," if slippery else "dry ice,", f"{evaluated} policies evaluated, difference {difference:.0e}"
+        )
         for row, letters in enumerate(env.desc.astype(str)):
             states = range(row * 4, row * 4 + 4)
             moves = [letter if letter in "HG" else ARROWS[policy[s]] for letter, s in zip(letters, states)]
             print("   ", *(f"{values[s]:6.3f}" for s in states), "   ", *moves)
-        difference = max(abs(x - y) for x, y in zip(values, policy_values))
-        print(f"    policy iteration: {evaluated} policies evaluated, the same values within {difference:.0e}")
 
 
 if __name__ == "__main__":
