@@ -62,7 +62,7 @@ def train_ours(name, seed, steps, folder):
     curve = [[step, score, seconds - sum(away[: i + 1])] for i, (step, score, seconds) in enumerate(rows)]
     mean, _ = evaluate(script.load(f"{folder}/run", "last"), args, 100, seed + 20_000)
     return {
-        "return": mean,
+        "returns": mean,
         "steps": taken,
         "curve": curve,
         "lines": len(Path(script.__file__).read_text().splitlines()),
