@@ -39,7 +39,7 @@ POINTS = {1: 50, 2: 20, 3: 30}  # of the steps; of 100 for those that there are
 LIMITS = {"answers": 240, "learn": 1200, "score": 240}  # seconds until a process is ended: many times what it takes
 STARTING = 120  # seconds until Python itself must have begun
 MOST = 2**26  # bytes of prints, or of answers
-ENDED = "your code has ended the process that it ran in"
+ENDED = "your code has ended its process"
 PASSED_ON = "PATH HOME USERPROFILE SYSTEMROOT PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS SDL_VIDEODRIVER".split()
 
 

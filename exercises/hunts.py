@@ -12,9 +12,9 @@ from mechanism import generator, hunt
 from runner import trained
 
 
-def last(run, name):
-    """The last row of a column of metrics.csv."""
-    return run.metrics[name][-1]
+def last(column, **settings):
+    """What a run writes last into a column of metrics.csv."""
+    return lambda m: trained(m, **settings).metrics[column][-1]
 
 
 def mean_return(m, run, episodes=20):
@@ -139,11 +139,6 @@ hunt("hunt-dqn", "dqn.py", "week 5, 40 minutes", bugs=DQN_BUGS, cases=FUTURE | E
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
 
-def bonus_entropy(m):
-    run = trained(m, env_id="Classroom/Cue-v0", total_timesteps=4000, **TINY | {"ent_coef": 10.0})
-    return last(run, "entropy")
-
-
 def later_values(m):
     """The critic's values of the two steps of Later, and the mean return."""
     run = trained(m, env_id="Classroom/Later-v0", gamma=0.5, gae_lambda=0.9, total_timesteps=8000, **TINY)
@@ -159,9 +154,10 @@ def loaded_again(m):
     return mean_return(m, run), m.evaluate(other, run.args, 20, 1)[0]
 
 
+BONUS_RUN = {"env_id": "Classroom/Cue-v0", "total_timesteps": 4000} | TINY | {"ent_coef": 10.0}
 BONUS = {
     "an entropy bonus of weight 10, two actions: the entropy at the end (log 2 = 0.69 is the highest)": (
-        bonus_entropy,
+        last("entropy", **BONUS_RUN),
         0.09,
     )
 }
@@ -211,16 +207,12 @@ hunt("hunt-ppo", "ppo.py", "week 8, 45 minutes", bugs=PPO_BUGS, cases=BONUS | LA
 # -------------------------------------------------------------------------------------- ppo_masked.py, ppo_rnd.py
 
 
-def first_kl(m):
-    still = TINY | {"learning_rate": 0.0}
-    return trained(m, env_id="Classroom/Doors-v0", total_timesteps=1000, **still).metrics["approx_kl"][0]
-
-
+STILL_RUN = {"env_id": "Classroom/Doors-v0", "total_timesteps": 1000} | TINY | {"learning_rate": 0.0}
 hunt(
     "hunt-8",
     "ppo_masked.py",
     "week 8, 45 minutes",
-    cases={"a learning rate of 0, so that the policy does not move: approx_kl": (first_kl, 1e-5)},
+    cases={"a learning rate of 0, so that the policy does not move: approx_kl": (last("approx_kl", **STILL_RUN), 1e-5)},
     bugs={
         "masked_ppo_loss: masks = None if args.naive_mask -> masks = None if not args.naive_mask": "No invalid action "
         "is ever taken. But approx_kl is large from the first rollout on, before the policy has moved at all, and "
@@ -229,18 +221,14 @@ hunt(
 )
 
 
-def window_entropy(m):
-    given = {"total_timesteps": 3000, **TINY} | {"gamma": 0.5, "intrinsic_gamma": 0.5}
-    return last(trained(m, env_id="Classroom/Window-v0", **given), "entropy")
-
-
+WINDOW_RUN = {"env_id": "Classroom/Window-v0", "total_timesteps": 3000, "gamma": 0.5, "intrinsic_gamma": 0.5} | TINY
 hunt(
     "hunt-18",
     "ppo_rnd.py",
     "week 12, 45 minutes",
     cases={
         "nothing in Window pays, and action 1 shows something new each time, action 0 never. So curiosity "
-        "settles for action 1 within 3,000 steps: the entropy of the policy": (window_entropy, 0.25),
+        "settles for action 1 within 3,000 steps: the entropy of the policy": (last("entropy", **WINDOW_RUN), 0.25),
     },
     bugs={
         "train: rnd.rewards(buffer.next_obs,  -> rnd.rewards(buffer.obs[:-1], ": "intrinsic_reward and predictor_loss "
@@ -286,7 +274,7 @@ def alphas(m):
     settings = {"batch_size": 64, "learning_starts": 100, "total_timesteps": 400} | SMALL_CRITIC
     run = trained(m, env_id="Classroom/Aim-v0", **settings)
     log_alpha = tensor(0.0).requires_grad_()
-    return last(run, "alpha"), slopes(m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0), log_alpha)[0]
+    return run.metrics["alpha"][-1], slopes(m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0), log_alpha)[0]
 
 
 hunt(
@@ -463,19 +451,15 @@ hunt(
 TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_size": 64, "seed": 1}
 
 
-def patience_value(m):
-    settings = {"gamma": 0.5, "tau": 0.1, "critic_learning_rate": 1e-2, "algorithm": "maddpg"}
-    settings |= {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
-    return last(trained(m, env_id="probes.Patience", total_timesteps=3000, **TEAM | settings), "value_mean")
-
-
+MADDPG = {"algorithm": "maddpg", "target_noise": 0.0, "twin_q": False, "policy_frequency": 1, "total_timesteps": 3000}
+PATIENCE_RUN = {"env_id": "probes.Patience", "gamma": 0.5, "tau": 0.1, "critic_learning_rate": 1e-2} | TEAM | MADDPG
 hunt(
     "hunt-16",
     "maddpg_matd3.py",
     "week 11, 45 minutes",
     cases={
         "the last of three steps of Patience pays 2 to the team, so with gamma 0.5 the steps are worth 0.5, 1 "
-        "and 2, on average 1.17: the mean value by the critic": (patience_value, 0.25),
+        "and 2, on average 1.17: the mean value by the critic": (last("value_mean", **PATIENCE_RUN), 0.25),
     },
     bugs={
         "matd3_targets: agents.values(twin, batch.next_rows,  -> agents.values(twin, batch.rows, ": "Where every step "

@@ -83,12 +83,12 @@ def call(convert, function, by=(), **given):
 
 
 def tensor(numbers):
-    """A tensor: of float32, but booleans, and arrays of whole numbers, stay what they are."""
+    """A new tensor: of float32, but booleans, and arrays of whole numbers, stay what they are."""
     import torch
 
     kind = np.asarray(numbers).dtype.kind
     stays = kind == "b" or kind == "i" and isinstance(numbers, np.ndarray)
-    return torch.as_tensor(numbers, dtype=None if stays else torch.float32)
+    return torch.tensor(numbers, dtype=None if stays else torch.float32)
 
 
 def as_list(numbers):
@@ -131,13 +131,13 @@ def refuses(call):
 
 
 def rollout(numbers, *ends):
-    """Tensors (3, N) of {name: numbers}, the same in all environments. For each of these `ends` has the rows in which
+    """Lists (3, N) of {name: numbers}, the same in all environments. For each of these `ends` has the rows in which
     terminated, and those in which truncated is set.
     """
     ends = ends or [((), ())]
-    given = {name: tensor([[x] * len(ends) for x in column]) for name, column in numbers.items()}
+    given = {name: [[x] * len(ends) for x in column] for name, column in numbers.items()}
     for i, name in enumerate(("terminated", "truncated")):
-        given[name] = tensor(np.array([[t in rows[i] for rows in ends] for t in range(3)]))
+        given[name] = [[t in rows[i] for rows in ends] for t in range(3)]
     return given
 
 

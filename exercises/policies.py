@@ -28,7 +28,11 @@ def before(line):
     return {message: f"{line} -> {change}; {line}" for message, change in ENDS.items()}
 
 
-RETURNS = {"rewards": [1, 2, 3], "next_values": [10, 20, 8]}
+def returns_of(*ends):
+    """A case of three steps."""
+    return tensors("compute_returns", **rollout({"rewards": [1, 2, 3], "next_values": [10, 20, 8]}, *ends), gamma=0.5)
+
+
 exercise(
     "returns",
     course="week 6, 30 minutes: discounted returns, backwards in time",
@@ -38,18 +42,10 @@ exercise(
     "step t led to. Where a step terminated, nothing follows it; where it was truncated, and after the last row, that "
     "value stands for all that follows.",
     cases={
-        "no end | the order of the loop, what it begins with, and what it collects": tensors(
-            "compute_returns", **rollout(RETURNS), gamma=0.5
-        ),
-        "row 1 terminated | what follows a row that terminated, and which row that is": tensors(
-            "compute_returns", **rollout(RETURNS, DIED), gamma=0.5
-        ),
-        "row 1 was truncated | what follows a row that was truncated": tensors(
-            "compute_returns", **rollout(RETURNS, CUT), gamma=0.5
-        ),
-        "row 1 terminated and was truncated at once: terminated wins | rows where both flags are set": tensors(
-            "compute_returns", **rollout(RETURNS, BOTH), gamma=0.5
-        ),
+        "no end | the order of the loop, what it begins with, and what it collects": returns_of(),
+        "row 1 terminated | what follows a row that terminated, and which row that is": returns_of(DIED),
+        "row 1 was truncated | what follows a row that was truncated": returns_of(CUT),
+        "row 1 terminated and was truncated: terminated wins | rows where both flags are set": returns_of(BOTH),
     },
     random=tensors("compute_returns", rewards=normal("TN", 3.0), next_values=normal("TN", 3.0), **FLAGS, gamma=share),
     mistakes={
@@ -73,7 +69,6 @@ exercise(
 )
 
 STEPS = {"rewards": [1, 3, 6], "values": [2, 4, 6], "next_values": [4, 6, 8]}
-NUMBERS = {"gamma": 0.5, "gae_lambda": 0.8}
 GAE_MISTAKES = {
     "bootstrapping from the value of a state after termination": "next_values * ~terminated -> next_values * 1",
     "treating truncation as death: the clock was stopped, the future is worth the next value": ""
@@ -85,6 +80,13 @@ GAE_MISTAKES = {
         "~(terminated | truncated) -> ~(terminated & False)",
     ),
 }
+
+
+def gae_of(*ends):
+    """A case of three steps."""
+    return tensors("compute_gae", **rollout(STEPS, *ends), gamma=0.5, gae_lambda=0.8)
+
+
 exercise(
     "gae",
     course="week 6, 45 minutes: generalised advantage estimation",
@@ -94,16 +96,10 @@ exercise(
     "terminated has no future: its next value counts for nothing. One that was truncated has one. Both cut the sum "
     "over t. The returns are advantages + values.",
     cases={
-        "no end | eqs. 11 and 16 in the docstring": tensors("compute_gae", **rollout(STEPS), **NUMBERS),
-        "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": tensors(
-            "compute_gae", **rollout(STEPS, DIED), **NUMBERS
-        ),
-        "row 1 was truncated | where truncated must count, and where it must not": tensors(
-            "compute_gae", **rollout(STEPS, CUT), **NUMBERS
-        ),
-        "row 1 terminated in one environment, was truncated in another | what the second index of (T, N) is": tensors(
-            "compute_gae", **rollout(STEPS, DIED, CUT), **NUMBERS
-        ),
+        "no end | eqs. 11 and 16 in the docstring": gae_of(),
+        "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": gae_of(DIED),
+        "row 1 was truncated | where truncated must count, and where it must not": gae_of(CUT),
+        "one row 1 terminated, one was truncated | what the second index of a tensor (T, N) is": gae_of(DIED, CUT),
     },
     random=tensors("compute_gae", **ROLLOUT, **FLAGS, gamma=share, gae_lambda=share),
     mistakes={

@@ -474,7 +474,7 @@ def test_a_file_cannot_hang_the_grader(source, tmp_path, monkeypatch):
 def test_a_function_that_ends_its_process_costs_its_own_case_only(tmp_path, monkeypatch):
     source = RIGHT.replace("    n = len", "    if epsilon == 0.4:\n        __import__('os')._exit(0)\n    n = len")
     scores, text, code = graded(tmp_path, monkeypatch, source, "--up-to", "1")
-    assert [*scores.values()] == [16, 0, 17] and "has ended the process" in text and code == 1
+    assert [*scores.values()] == [16, 0, 17] and "has ended its process" in text and code == 1
 
 
 @pytest.mark.slow
