@@ -931,7 +931,7 @@ def from_env(actions, space):
     actions = actions.reshape(len(actions), math.prod(space.shape))
     if isinstance(space, spaces.Box):
         return actions.astype(np.float32)
-    return actions.astype(np.int64) - getattr(space, "start", 0)
+    return actions.astype(np.int64) - np.ravel(getattr(space, "start", 0))
 
 
 def demo_identity(args):

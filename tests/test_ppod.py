@@ -625,7 +625,7 @@ ACTIONS = [  # space, actions as the agent has them, as the environment takes th
     (spaces.Discrete(4, start=5), [[0], [3]], [5, 8]),
     (spaces.Box(-0.5, 0.25, (2,), np.float64), [[-2, 0.125], [3, 0]], [[-0.5, 0.125], [0.25, 0]]),
     (spaces.Box(-3, 9, (2,), np.int64), [[8.9, -7], [0.4, 0.6]], [[9, -3], [0, 1]]),
-    (spaces.MultiDiscrete([2, 3]), [[1, 2], [0, 1]], [[1, 2], [0, 1]]),
+    (spaces.MultiDiscrete([[2], [3]]), [[1, 2], [0, 1]], [[[1], [2]], [[0], [1]]]),
     (spaces.MultiBinary((2, 2)), [[1, 0, 1, 1], [0, 0, 0, 1]], [[[1, 0], [1, 1]], [[0, 0], [0, 1]]]),
 ]
 
