@@ -341,9 +341,9 @@ ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_start
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
-    "CartPole-v1": {"num_envs": 4, "train_frequency": 256, "gradient_steps": 128, "batch_size": 64, "gamma": 0.98,
-                    "learning_rate": 1e-3, "target_network_frequency": 256, "exploration_fraction": 0.16,
-                    "end_e": 0.04, "hidden_sizes": (256, 256), "total_timesteps": 50_000},
+    "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
+                    "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
+                    "hidden_sizes": (256, 256), "total_timesteps": 50_000, "eval_every": 1_000, "stop_at_return": 495},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
                        "target_network_frequency": 64, "hidden_sizes": (128, 128), "total_timesteps": 150_000,
