@@ -61,12 +61,8 @@ def train_ours(name, seed, steps, folder):
         rows = [[float(row[column]) for column in ("step", "return_mean", "seconds")] for row in csv.DictReader(file)]
     curve = [[step, score, seconds - sum(away[: i + 1])] for i, (step, score, seconds) in enumerate(rows)]
     mean, _ = evaluate(script.load(f"{folder}/run", "last"), args, 100, seed + 20_000)
-    return {
-        "returns": mean,
-        "steps": taken,
-        "curve": curve,
-        "lines": len(Path(script.__file__).read_text().splitlines()),
-    }
+    lines = len(Path(script.__file__).read_text().splitlines())
+    return {"returns": mean, "steps": taken, "curve": curve, "lines": lines}
 
 
 def train_peer(name, seed, steps):
