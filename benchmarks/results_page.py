@@ -75,7 +75,7 @@ def rows_of(script):
 def races():
     """Rows: ours beside the peer, steps and seconds to the threshold, memory and lines."""
     yield "task", "side", "score", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"
-    for key, entry in read("peers").items():
+    for key, entry in sorted(read("peers").items()):
         task, side = key.split(", ")
         cells = []
         for field in ("steps to threshold", "seconds to threshold"):
