@@ -954,8 +954,6 @@ def tuned(*flags, **given):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, (int, float)) and not low <= number <= high:
                 raise UserError(f"{name} must lie between {low:g} and {high:g}")
-        if isinstance(value, float) and isinstance(getattr(Args, name), int):  # 1e5 in a notebook
-            setattr(args, name, int(value))
         if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
     return args
@@ -1021,8 +1019,6 @@ def write_file(path, write):
             write(file)
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
-        if temporary.exists():
-            temporary.unlink()
         if isinstance(error, PermissionError) and Path(path).suffix == ".csv":
             return  # on Windows, while a spreadsheet shows it; the next row writes the whole table again
         raise UserError(f"cannot write {path}: {error}") from error
@@ -1052,7 +1048,6 @@ class Run:
         self.envs = envs
         self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
         self.step = 0  # environment steps, without reset rows
-        self.checkpoint_step = 0  # the step of the last checkpoint, from which training begins anew
         self.episodes = []  # (step, return) of each training episode
         self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
         self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
@@ -1068,8 +1063,8 @@ class Run:
                 raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
             state = read_parts(checkpoint, self.parts)["run"]
             self.step, seconds, self.episodes, self.metrics, self.evaluations = state
-            self.checkpoint_step = self.step
             self.begun -= seconds
+        self.checkpoint_step = self.step  # of the last checkpoint, from which training begins anew
         if args.capture_video:  # fail now, not at the first evaluation
             make_envs(args, 1, video=self.dir / "videos").close()
         here = Path(__file__).parent
@@ -1098,9 +1093,8 @@ class Run:
         for t in range(len(rewards)):
             self.step += rewards.shape[1] - int(reset_rows[t].sum())
             self.totals += rewards[t]
-            for n in np.flatnonzero(ended[t]):
-                self.episodes.append((self.step, float(self.totals[n])))
-                self.totals[n] = 0
+            self.episodes += [(self.step, total) for total in self.totals[ended[t]].tolist()]
+            self.totals[ended[t]] = 0
 
     def check_finite(self, **values):
         """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
@@ -1125,9 +1119,7 @@ class Run:
         self.bar.update(self.step - self.bar.n)
         last = self.metrics["step"][-1] if self.metrics["step"] else 0
         is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
-        evaluation_is_due = is_due(self.eval_every)
-        checkpoint_is_due = is_due(self.checkpoint_every)
-        if evaluation_is_due or checkpoint_is_due or is_due(self.args.total_timesteps / 200):
+        if is_due(self.eval_every) or is_due(self.checkpoint_every) or is_due(self.args.total_timesteps / 200):
             mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
             sps = self.step / (time.monotonic() - self.begun)
             row = {"sps": sps, "return_mean": mean, "episodes": len(self.episodes)}
@@ -1135,20 +1127,19 @@ class Run:
             self.add_row("metrics.csv", self.metrics, row)
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.figures = {}
-        if evaluation_is_due:
-            self.write_evaluation()
-        if checkpoint_is_due or self.is_finished():  # an evaluation may just have reached stop_at_return
+        if is_due(self.eval_every):
+            self.write_evaluation()  # it may reach stop_at_return: then the checkpoint is due as well
+        if is_due(self.checkpoint_every):
             self.write_checkpoint()
-        if checkpoint_is_due and not self.is_finished():
-            self.draw_curve()
-        if evaluation_is_due and self.args.capture_video:  # last: should it fail, the checkpoint is written
+            if not self.is_finished():  # else finish draws it
+                self.draw_curve()
+        if is_due(self.eval_every) and self.args.capture_video:  # last: should it fail, the checkpoint is written
             evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
         seed = self.args.seed + 10_000  # other first states than in training
         mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
-        self.check_finite(evaluation=mean)
         is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
@@ -1220,11 +1211,10 @@ def main():
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
-        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
-        if args.render or film:
+        if args.capture_video or args.render:
+            film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
             evaluate(agent, args, 1, seed, args.render, film)
-        if film:
-            print(f"film: {film}")
+            print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
