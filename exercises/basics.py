@@ -169,8 +169,6 @@ exercise(
 
 # ----------------------------------------------------------------------------------------------------- prediction.py
 
-VISITS = [(0, 1.0, 1, False), (1, 2.0, 0, False), (0, 4.0, 1, False), (1, 8.0, 2, True)]
-
 
 def episode(draw):
     """Some steps among four states, of which the last one ends the episode or not."""
@@ -179,39 +177,6 @@ def episode(draw):
     *first, terminated = steps[-1]
     return [*steps[:-1], (*first, draw.rng.random() < 0.5)]
 
-
-exercise(
-    "monte-carlo",
-    course="week 3, 30 minutes: Monte Carlo prediction, first visits",
-    cut="exercises/scripts/prediction.py: first_visit_returns, monte_carlo",
-    task="write first-visit Monte Carlo prediction. An episode is a list of tuples (state, reward, next state, "
-    "terminated); the reward is the one that follows the state. first_visit_returns gives a dict with the states that "
-    "were seen, monte_carlo a list with all states, numbered from 0.",
-    cases={
-        "rewards 1, 2, 4, 8 in the states 0, 1, 0, 1 | eq. 3.9, backwards in time, and which visit's return stays": (
-            lists("first_visit_returns", episode=VISITS, gamma=0.5)
-        ),
-        "that episode, and one that goes from state 1 to the end for 10 | what a mean is taken over": lists(
-            "monte_carlo", episodes=lambda draw: [VISITS, [(1, 10.0, 2, True)]], num_states=4, gamma=0.5
-        ),
-    },
-    random=together(
-        lists("first_visit_returns", episode=episode, gamma=share),
-        lists("monte_carlo", episodes=lambda draw: [episode(draw) for _ in range(4)], num_states=5, gamma=share),
-    ),
-    mistakes={
-        "taking the last visits": "returns[state] = following -> returns.setdefault(state, following)",
-        "taking the mean of all visits": (
-            "returns[state] = following -> returns.setdefault(state, []).append(following)",
-            "return returns -> return {state: sum(x) / len(x) for state, x in returns.items()}",
-        ),
-        "forgetting gamma": "gamma * following -> following",
-        "dividing by the number of episodes, also by those in which the state was not seen": "total / max(count, 1) -> "
-        "total / len(episodes)",
-        "dividing 0 by 0 for states that were never seen": "total / max(count, 1) -> "
-        "(total / count if count else float('nan'))",
-    },
-)
 
 TWO_STATES = {"values": [2.0, 4.0], "alpha": 0.5, "gamma": 0.5}
 THREE_STEPS = [(0, 1.0, 1, False), (1, 2.0, 0, False), (0, 4.0, 1, True)]

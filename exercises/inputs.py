@@ -48,11 +48,6 @@ def whole(low, high, letters=""):
     )
 
 
-def simplex(rows, letter):
-    """Probabilities."""
-    return lambda draw: draw.rng.dirichlet(np.ones(*draw.shape(letter)), draw.shape(rows))
-
-
 def pick(*options):
     """One of these, which may be drawn themselves."""
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import probes  # noqa: F401  (registers its environments)
-from inputs import arrays, flags, lists, normal, pick, share, slopes, tensor, tensors, together, uniform, whole
+from inputs import arrays, flags, lists, normal, pick, share, slopes, tensor, tensors, together, uniform
 from mechanism import exercise
 
 # ------------------------------------------------------------------------------------------------------- ddpg_td3.py
@@ -248,36 +248,6 @@ exercise(
     learn=(ES_CARTPOLE, 200.0),
 )
 
-ARS_PAIRS = {"returns": [3.0, 1.0, 2.0, 6.0, 2.5, -1.0], "noise": [[1.0, 0.0], [0.0, 3.0], [1.0, 1.0]]}
-ARS = {"ars": True, "optimizer": "ascent", "hidden_sizes": (), "population_size": 16, "top_directions": 4, "seed": 1}
-exercise(
-    "ars",
-    course="week 10, 30 minutes: augmented random search: the best directions only",
-    cut="es.py: ars_gradient",
-    task="write the update of augmented random search. Directions delta_k are the rows of noise (pairs, D); returns "
-    "(2 x pairs,) come in pairs, that of theta + sigma delta_k, then that of theta - sigma delta_k. Keep the b = "
-    "top_directions whose better return is best (None: all), and divide by b and by the (population) deviation of the "
-    "returns that are kept. If these are all the same, the result is 0.",
-    cases={
-        "the best two | algorithm 2 of arXiv 1803.07055: sorting the directions, and the update step": arrays(
-            "ars_gradient", **ARS_PAIRS, top_directions=2
-        ),
-        "all returns are the same | a deviation of 0": arrays(
-            "ars_gradient", returns=[2.0] * 4, noise=[[1.0, 0.0], [0.0, 3.0]], top_directions=2
-        ),
-    },
-    random=arrays("ars_gradient", returns=pairs, noise=normal("PD"), top_directions=pick(None, whole(1, 4))),
-    mistakes={
-        "using all directions": "[:top_directions] -> ",
-        "choosing by the return of theta + sigma delta": "-pairs.max(1) -> -pairs[:, 0]",
-        "forgetting to divide by the deviation": "(len(top) * sigma_r) -> len(top)",
-        "taking the deviation of all returns, also of those that are left out": "pairs[top].std() -> pairs.std()",
-        "the wrong sign: it has to point uphill": "(plus - minus) -> (minus - plus)",
-        "dividing 0 by 0": "max(pairs[top].std(), 1e-8) -> pairs[top].std()",
-    },
-    learn=(ARS | {"env_id": "CartPole-v1", "sigma": 0.1, "learning_rate": 0.1, "total_timesteps": 100_000}, 200.0),
-)
-
 # ---------------------------------------------------------------------------------------------------------- mappo.py
 
 SPREAD = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2}', "total_timesteps": 10_000,
@@ -340,60 +310,6 @@ exercise(
         "filling up at the left": "(0, self.widest - obs.shape[-1]) -> (self.widest - obs.shape[-1], 0)",
     },
     learn=(SPREAD | {"state_type": "FP"}, -60.0),
-)
-
-
-def value_norm(*batches, beta=0.8):
-    """(mean, deviation) of a ValueNorm that has seen these batches; 3 normalised, 1 denormalised."""
-
-    def call(m):
-        norm = m.ValueNorm(beta)
-        for batch in batches:
-            norm.update(returns=tensor(batch))
-        return norm.mean_and_std(), norm.normalize(returns=tensor([3.0])), norm.denormalize(values=tensor([1.0]))
-
-    return call
-
-
-def random_value_norm(m, rng):
-    sizes = rng.integers(1, 5, rng.integers(1, 4))
-    batches = [rng.uniform(0.1, 3) * rng.normal(size=(size, 2)) + rng.normal() for size in sizes]
-    return value_norm(*batches, beta=rng.uniform(0.05, 0.99))(m)
-
-
-WEIGHT = "weight = max(self.weight.item(), 1e-5) -> weight ="
-exercise(
-    "value-norm",
-    course="week 11, 40 minutes: a critic of normalised returns",
-    cut="mappo.py: ValueNorm.update, ValueNorm.mean_and_std, ValueNorm.normalize, ValueNorm.denormalize",
-    task="write the moving averages of returns, of their squares, and of 1 (which is how much of the average is not "
-    "its start at zero), and with them mean and deviation. The buffers self.mean, self.mean_square and self.weight are "
-    "scalar tensors of float64, to be changed in place. mean_and_std returns two floats; it is asked before the first "
-    "update as well, when all three are 0: then the mean is 0. The variance is at least 0.01.",
-    cases={
-        "beta 0.8, after the returns 2 and 4: (mean, deviation), 3 normalised, 1 denormalised | what the weight is "
-        "for": value_norm([2.0, 4.0]),
-        "the same, after 8 and 8 as well | which share of the old average is kept": value_norm([2.0, 4.0], [8.0, 8.0]),
-        "after 5 and 5 | the least variance": value_norm([5.0, 5.0]),
-        "before the first update | what mean_and_std does when the weight is 0": value_norm(),
-    },
-    random=random_value_norm,
-    mistakes={
-        "not dividing by the weight: the average still remembers its start at 0": f"{WEIGHT} 1.0",
-        "taking the mean square for the variance": " - mean**2 -> ",
-        "exchanging beta and 1 - beta": (
-            "self.mean.lerp_(returns.mean(), 1 - self.beta) -> self.mean.lerp_(returns.mean(), self.beta)",
-            "square().mean(), 1 - self.beta) -> square().mean(), self.beta)",
-            "(self.weight), 1 - self.beta) -> (self.weight), self.beta)",
-        ),
-        "a deviation of 0, by which nothing can be divided": "max(variance, 1e-2) -> max(variance, 1e-12)",
-        "dividing 0 by 0": f"{WEIGHT} self.weight.item() or math.nan",
-        "exchanging normalize and denormalize": (
-            "(returns - mean) / std -> returns * std + mean",
-            "values * std + mean -> (values - mean) / std",
-        ),
-    },
-    learn=(SPREAD, -60.0),
 )
 
 
@@ -602,68 +518,6 @@ exercise(
 )
 
 
-def intrinsic(rewards, values, reset_rows, gamma=0.5, gae_lambda=0.8):
-    """(advantages, returns) of all rows but the reset rows."""
-
-    def call(m):
-        given = {"rewards": tensor(rewards), "values": tensor(values), "reset_rows": tensor(reset_rows)}
-        found = m.compute_intrinsic_gae(**given, gamma=gamma, gae_lambda=gae_lambda)
-        return [x[~given["reset_rows"]] for x in found]
-
-    return call
-
-
-def random_intrinsic(m, rng):
-    """Any row may be a reset row but two in a row, also the first and the last."""
-    T, N = rng.integers(1, 8), rng.integers(1, 4)
-    reset_rows = rng.random((T, N)) < 0.35
-    reset_rows[1:] &= ~reset_rows[:-1]
-    return intrinsic(rng.normal(size=(T, N)), rng.normal(size=(T + 1, N)), reset_rows, rng.random(), rng.random())(m)
-
-
-HANDED = "torch.where(reset_rows[t], next_advantage, advantages[t])"
-exercise(
-    "curiosity",
-    course="week 12, 45 minutes: returns of curiosity, which go on into the next episode",
-    cut="ppo_rnd.py: compute_intrinsic_gae",
-    task="write GAE for intrinsic rewards: an episode's end is no end for them. rewards and reset_rows are (T, N), "
-    "values (T + 1, N): values[t] is that of the observation in row t. The row after an episode's end is a reset row: "
-    "it holds the final observation, and its own reward and value are to count for nothing. What follows the row "
-    "before it is the row behind it. After the last row follows values[T], whatever it is the value of. Return "
-    "(advantages, advantages + values), each (T, N); what you put into reset rows is not looked at.",
-    cases={
-        "no reset row | GAE itself: it is that of compute_gae, where no episode ends": intrinsic(
-            [[2.0], [1.0], [3.0]], [[1.0], [2.0], [2.0], [4.0]], [[False]] * 3
-        ),
-        "the episode ended in row 0, so row 1 is the reset row | what two things the loop must hand on, unchanged": (
-            intrinsic([[2.0], [9.0], [3.0]], [[1.0], [50.0], [2.0], [4.0]], [[False], [True], [False]])
-        ),
-        "in a second environment nothing ended | what reset_rows[t] is: a boolean for each environment": intrinsic(
-            [[2.0] * 2, [9.0] * 2, [3.0] * 2],
-            [[1.0] * 2, [50.0] * 2, [2.0] * 2, [4.0] * 2],
-            [[False] * 2, [True, False], [False] * 2],
-        ),
-    },
-    random=random_intrinsic,
-    mistakes={
-        "taking the end of the rollout for the end of everything": "next_value = values[-1] -> "
-        "next_value = 0 * values[-1]",
-        "ending with the episode: what is new in the next one counts as well": (
-            f"{HANDED} -> advantages[t] * ~reset_rows[t]",
-            "torch.where(reset_rows[t], next_value, values[t]) -> values[t] * ~reset_rows[t]",
-        ),
-        "treating it as a truncation: the final observation's value is not what follows": (
-            f"{HANDED} -> advantages[t] * ~reset_rows[t]",
-            "torch.where(reset_rows[t], next_value, values[t]) -> values[t]",
-        ),
-        "taking the reset row for a step like any other": "advantages = torch.zeros_like -> "
-        "reset_rows = reset_rows & False; advantages = torch.zeros_like",
-        "letting a reset row of one environment be one of all": "advantages = torch.zeros_like -> "
-        "reset_rows = reset_rows | reset_rows.any(1, True); advantages = torch.zeros_like",
-    },
-    learn=(CURIOUS_CARTPOLE, 200.0),
-)
-
 # ----------------------------------------------------------------------------------------------------------- ppod.py
 
 # The demo of MountainCar; in a handout it lies beside the checks.
@@ -714,57 +568,6 @@ exercise(
             "    if v.max() == 0:\n        v = np.ones_like(v)\n    weights ->     weights",
         ),
         "raising large numbers to a power: divide by the largest first": "(v / v.max()) ** alpha -> v**alpha",
-    },
-    learn=(MOUNTAIN_CAR, 0.4),
-)
-
-
-def annealed(times, demos=2, by="capacity", room=6, rho=0.1, phi=0.3):
-    """(rho, phi) after so many new reward demos; so many value demos, and room for so many."""
-
-    def call(m):
-        args = {"rho": rho, "phi": phi, "anneal_by": by, "demo_capacity": room, "initial_reward_threshold": None}
-        buffer = m.PPODBuffer(SimpleNamespace(**args), 1, None, None)
-        buffer.value_demos = [object() for _ in range(demos)]
-        for _ in range(times):
-            buffer.anneal_parameters()
-        return buffer.rho, buffer.phi
-
-    return call
-
-
-def random_annealed(m, rng):
-    times, demos, room = rng.integers(0, 6, 3).tolist()
-    given = {"by": rng.choice(["capacity", "current"]), "room": room + 1}
-    return annealed(times + 1, demos, **given, rho=0.4 * rng.random(), phi=0.5 * rng.random())(m)
-
-
-exercise(
-    "ppod-anneal",
-    course="week 12, 25 minutes: PPO+D: from value demos to reward demos",
-    cut="ppod.py: PPODBuffer.anneal_parameters",
-    task="move probability from phi to rho, each time a reward demo has been added. self.args.rho and self.args.phi "
-    "are what the run began with, self.rho and self.phi what they have become; self.value_capacity is the room for "
-    "value demos, self.value_demos the list, and self.args.anneal_by says which of both sizes counts. Their sum never "
-    "changes, and rho never exceeds it. Without any value demo nothing moves.",
-    cases={
-        "rho 0.1, phi 0.3, room for 6 value demos, of which there are 2: after one reward demo "
-        "| section 3 of arXiv 2007.03328": annealed(1),
-        "the same after three reward demos | which phi is divided": annealed(3),
-        "the same after ten reward demos | the bound": annealed(10),
-        "the same without any value demo | the first line": annealed(1, demos=0),
-    },
-    random=random_annealed,
-    mistakes={
-        "dividing by the number of value demos there are, not by their room": "self.value_capacity if -> "
-        "len(self.value_demos) if",
-        "leaving phi as it was: both are probabilities of one draw": "self.phi = total - self.rho -> pass",
-        "taking a share of what phi has become, not of phi at the start": "self.args.phi / size -> self.phi / size",
-        "letting rho grow beyond rho + phi, and phi below 0": "min(self.rho + self.args.phi / size, total) -> "
-        "self.rho + self.args.phi / size",
-        "moving probability although there are no value demos": "if not self.value_demos -> if False",
-        "dividing by the room although the current number is asked for": "else len(self.value_demos) -> "
-        "else self.value_capacity",
     },
     learn=(MOUNTAIN_CAR, 0.4),
 )

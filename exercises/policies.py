@@ -248,38 +248,6 @@ exercise(
 
 # ------------------------------------------------------------------------------------------------------ distributions
 
-PENDULUM_BY_PPO = {"env_id": "Pendulum-v1", "num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 10,
-                   "learning_rate": 1e-3, "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 100_000,
-                   "seed": 1}  # fmt: skip
-exercise(
-    "log-probs",
-    course="week 8, 25 minutes: continuous actions: log-probability and entropy",
-    cut="ppo.py: gaussian",
-    task="write log-density and entropy of a Gaussian whose dimensions are independent. mean and actions are (B, D), "
-    "log_std, the logarithm of the standard deviation, is (D,), the same for all rows. Return two tensors (B,): also "
-    "the entropies, although they are all alike. Gradients have to flow. math.pi and math.e are at hand; write it out "
-    "instead of calling torch.distributions.",
-    cases={
-        "one dimension | log of exp(-z^2 / 2) / (sigma sqrt(2 pi)), and log(sigma sqrt(2 pi e))": tensors(
-            "gaussian", mean=[[1.0]], actions=[[3.0]], log_std=[0.0]
-        ),
-        "two dimensions, deviations 2 and 1 | the sum over dimensions": tensors(
-            "gaussian", mean=[[0.0, 0.0]], actions=[[4.0, 1.0]], log_std=[math.log(2), 0.0]
-        ),
-        "and the slopes by mean and log_std | what turns a tensor into a number: .item(), .detach(), NumPy": tensors(
-            "gaussian", by=["mean", "log_std"], mean=[[1.0]], actions=[[3.0]], log_std=[0.0]
-        ),
-    },
-    random=tensors("gaussian", by=["mean", "log_std"], mean=normal("BD"), actions=normal("BD"), log_std=normal("D")),
-    mistakes={
-        "forgetting 1 / sqrt(2 pi)": " - 0.5 * math.log(2 * math.pi)\n -> \n",
-        "taking log_std for the deviation itself": "/ log_std.exp() -> / log_std",
-        "dividing by the variance instead of the deviation": "/ log_std.exp() -> / log_std.exp() ** 2",
-        "cutting gradients off": "z = (actions - mean) -> log_std = log_std.detach(); z = (actions - mean.detach())",
-    },
-    learn=(PENDULUM_BY_PPO, -700.0),
-)
-
 CORRECTION = "2 * (math.log(2) - u - nn.functional.softplus(-2 * u))"
 SQUASHED = "squashed_gaussian"
 exercise(

@@ -208,30 +208,13 @@ for env in (Walk, Chain, Fork, Casino, Endless, Later, Mixed, Cue, Doors, Aim, W
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 
-class Team:
-    """A parallel environment of PettingZoo with the agents "a" and "b", who both get what `reward(actions)` says.
+class Ayes:
+    """A parallel environment of PettingZoo: one step, which pays both agents 1 for each of them whose action is 1."""
 
-    The first observation shows each agent a sign of its own, -1 or 1; the others count the steps, in tenths.
-    """
+    metadata, render_mode, possible_agents = {"name": "ayes"}, None, ["a", "b"]
 
-    metadata = {"name": "team"}
-    steps, render_mode = 1, None
-    possible_agents = ["a", "b"]
-
-    def __init__(self, render_mode=None, **options):
-        pass
-
-    @property
-    def unwrapped(self):
-        return self
-
-    @property
-    def num_agents(self):
-        return len(self.agents)
-
-    @property
-    def max_num_agents(self):
-        return len(self.possible_agents)
+    def __init__(self, render_mode=None):
+        self.unwrapped = self
 
     def observation_space(self, agent):
         return spaces.Box(-1, 1, (1,), np.float32)
@@ -240,53 +223,13 @@ class Team:
         return spaces.Discrete(2)
 
     def reset(self, seed=None, options=None):
-        rng, self.agents, self.t = np.random.default_rng(seed), list(self.possible_agents), 0
-        self.sign = {agent: int(rng.integers(2)) for agent in self.agents}
-        obs = {agent: np.full(1, 2 * sign - 1, np.float32) for agent, sign in self.sign.items()}
-        return obs, {agent: {} for agent in self.agents}
+        self.agents = list(self.possible_agents)
+        return {agent: np.zeros(1, np.float32) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def step(self, actions):
-        self.t += 1
-        over = self.t == self.steps
-        if over:
-            self.agents = []
-        parts = np.full(1, self.t / 10, np.float32), float(self.reward(actions)), over, False, {}
-        return tuple(dict.fromkeys(self.possible_agents, part) for part in parts)
-
-    def state(self):
-        raise NotImplementedError
+        self.agents = []
+        of_each = np.ones(1, np.float32), float(sum(actions.values())), True, False, {}
+        return tuple(dict.fromkeys(self.possible_agents, part) for part in of_each)
 
     def close(self):
         pass
-
-
-class Fortune(Team):
-    """One step, which pays 1000 to both agents, whatever they do."""
-
-    def reward(self, actions):
-        return 1000
-
-
-class Recall(Team):
-    """Three steps; the last actions have to be the signs of the first observation, which pays 1: needs a memory."""
-
-    steps = 3
-
-    def reward(self, actions):
-        return self.t == 3 and actions == self.sign
-
-
-class Patience(Team):
-    """Three steps, of which the last pays 1 to both agents, whatever they do."""
-
-    steps = 3
-
-    def reward(self, actions):
-        return self.t == 3
-
-
-class Ayes(Team):
-    """One step, which pays 1 to both for every agent whose action is 1."""
-
-    def reward(self, actions):
-        return sum(actions.values())

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
-import probes
 from inputs import FLAGS, ROLLOUT, flags, normal, rollout, share, slopes, tensor, tensors, together, whole
 from mechanism import exercise
 
@@ -63,90 +62,6 @@ def noted(m, function, note, **settings):
         m.train(m.Args(quiet=True, **settings))
     return seen
 
-
-# ------------------------------------------------------------------------------------------------------ build-reinforce
-
-
-def played(end, slope=2.0):
-    """play_episode in Walk, where the value of a state is so many times its number; the policy takes action 1."""
-    return lambda m: m.play_episode(agent=simple_agent(m.Agent, [0.0, 50.0], slope), env=probes.Walk(end))
-
-
-def shares_of_actions(m):
-    """300 episodes in Walk, of a policy that takes action 1 three times in four."""
-    import torch
-
-    torch.manual_seed(1)
-    env, agent = probes.Walk(), simple_agent(m.Agent, [0.0, LOG_3], 0.0)
-    returned = [m.play_episode(agent=agent, env=env)[1].float().mean() for _ in range(300)]
-    return sum(returned) / 300, sum(env.actions) / len(env.actions)
-
-
-STEP = {"logits": [[0.0, 0.0], [0.0, LOG_3]], "values": [1.0, 3.0], "returns": [5.0, 1.0], "vf_coef": 0.25}
-exercise(
-    "build-reinforce",
-    course="week 6, 120 minutes: milestone: REINFORCE with a baseline, from scratch",
-    cut="exercises/scripts/build_reinforce.py: compute_returns, reinforce_loss, play_episode, train",
-    task="write the algorithm: environment, networks and evaluation are given above. Write the functions one by one, "
-    "and after each of them let check.py build-reinforce --up-to 1 judge it. agent(obs) returns logits and values; "
-    "torch.distributions.Categorical(logits=…) is a policy, with sample(), log_prob() and entropy(). train makes env, "
-    "agent and an optimizer (torch.optim.Adam over agent.parameters(), with args.learning_rate), then plays an episode "
-    "and takes one step of the optimizer with it, while env.steps < args.total_timesteps; it ends with env.close() and "
-    "returns the agent. The factor gamma^t of the book is left out, as nearly everybody does.",
-    cases={
-        "the last state is worth 8 | eq. 3.9 in the docstring: which of the returns can be worked out first?": tensors(
-            "compute_returns", rewards=[1.0, 2.0, 3.0], last_value=8.0, gamma=0.5
-        ),
-        "probabilities 1/2, 1/2 and 1/4, 3/4: (loss, its slopes by logits and values) | the docstring, term by term; "
-        "which way the likelihood of a good action has to go; where a gradient has to be cut": tensors(
-            "reinforce_loss", by=["logits", "values"], **STEP, actions=np.array([1, 0])
-        ),
-        "play_episode: 300 episodes of a policy that takes action 1 three times in four: its share in what is "
-        "returned, and in what was played | how an action is drawn": (shares_of_actions, 0.07),
-        "play_episode in Walk (observations 0, 1, 2, 3, rewards 1, 2, 3), which terminates; values are twice "
-        "the observation, action 1 is certain | the order of storing and stepping": played("terminated"),
-        "play_episode: the same, but the episode is truncated | what last_value is where truncated is set": (
-            played("truncated")
-        ),
-        "train in Endless (5 steps an episode), learning rate 0, 20 steps: the baseline's gradient at each "
-        "step of the optimizer, divided by the first one | what happens once for each episode": lambda m: (
-            gradients_of_train(m, "Classroom/Endless-v0", total_timesteps=20)
-        ),
-    },
-    random=together(
-        tensors("compute_returns", rewards=normal("T"), last_value=normal(), gamma=share),
-        tensors(
-            "reinforce_loss",
-            by=["logits", "values"],
-            logits=normal("BA"),
-            values=normal("B"),
-            actions=whole(0, "A", "B"),
-            returns=normal("B"),
-            vf_coef=share,
-        ),
-        lambda m, rng: played(rng.choice(["terminated", "truncated"]), rng.normal())(m),
-    ),
-    mistakes={
-        "leaving the baseline out: weighing by the return alone": "(log_probs * advantages) -> (log_probs * returns)",
-        "leaving the baseline's own loss out: it would never learn": "policy_loss + vf_coef * value_loss -> "
-        "policy_loss",
-        "making bad actions likelier: there is a sign too few": "policy_loss = - -> policy_loss = ",
-        "not detaching the advantage: the policy's term moves the baseline": "(returns - values).detach() -> "
-        "(returns - values)",
-        "always taking the likeliest action: a policy that never tries learns nothing": "torch.distributions."
-        "Categorical(logits=logits).sample() -> logits.argmax()",
-        "giving the last state a value although the episode terminated": "if not terminated: -> if True:",
-        "storing the observation that an action led to, not the one it was chosen from": (
-            "        all_obs.append(obs)\n -> ",
-            "rewards.append(float(reward)) -> rewards.append(float(reward)); all_obs.append(torch.as_tensor(obs))",
-        ),
-        "treating truncation as death: the clock was stopped, the last state has a value": "if not terminated: -> "
-        "if not over:",
-        "not setting gradients back to zero: they add up": "optimizer.zero_grad() -> pass",
-        "taking one step for each step of the environment": "optimizer.step() -> [optimizer.step() for _ in obs]",
-    },
-    learn=(CARTPOLE, 150.0),
-)
 
 # ------------------------------------------------------------------------------------------------------------ build-dqn
 
@@ -493,8 +408,8 @@ exercise(
         "taking the clipped term alone": f"{TERMS} -> (clipped * advantages)",
         "punishing entropy: a term that is to be high has to be subtracted from a loss": "- args.ent_coef -> "
         "+ args.ent_coef",
-        "storing the observations that actions led to, not those they were chosen from": '"obs": obs, -> '
-        '"obs": next_obs,',
+        "storing the observations that actions led to, not those they were chosen from": "append((obs, -> "
+        "append((next_obs,",
         "playing on from `reached`: where an episode has ended, a new one has begun": "obs = next_obs -> obs = reached",
         "taking the value of a new episode's first observation for what the step led to": "agent(reached) -> "
         "agent(next_obs)",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import probes  # noqa: F401  (registers its environments)
 from gymnasium import spaces
-from inputs import flags, normal, pick, refuses, share, simplex, tensors, together
+from inputs import flags, normal, pick, refuses, share, tensors, together
 from mechanism import exercise
 
 # ------------------------------------------------------------------------------------------------------------ dqn.py
@@ -100,27 +100,6 @@ ROWS = {"rewards": [1.0, 2.0, 3.0], "terminated": [False, False, True], "gamma":
         "target_q": [[1.0, 4.0], [6.0, 2.0], [8.0, 9.0]]}  # fmt: skip
 RANDOM_ROWS = {"rewards": normal("B"), "terminated": flags("B"), "gamma": pick(share, normal("B")),
                "target_q": normal("BA")}  # fmt: skip
-PLAIN_DQN = {"one network | algorithm 1 of DQN; every tensor but target_q is (B,)": tensors("td_targets", **ROWS)}
-DQN_MISTAKES = {
-    "bootstrapping after termination": "* ~terminated * -> *",
-    "forgetting the discounts": "gamma * ~terminated -> ~terminated",
-    "taking the mean value of the next state": "target_q.gather(1, best).squeeze(1) -> "
-    "(target_q.mean(1) if online_q is None else target_q.gather(1, best).squeeze(1))",
-    "adding shapes (B,) and (B, 1), which makes a table of all pairs": "best).squeeze(1) -> best)",
-}
-exercise(
-    "dqn-target",
-    course="week 4, 30 minutes: the target of DQN",
-    cut="dqn.py: td_targets",
-    task="write y = r + gamma max_a Q'(s', a), for all rows at once. `rewards` and `terminated` (booleans) are (B,), "
-    "`gamma` is a number or, here, a discount for each row (B,), target_q is (B, actions). Only online_q = None is "
-    "asked for here; double-dqn goes on from your solution.",
-    cases=PLAIN_DQN,
-    random=tensors("td_targets", **RANDOM_ROWS),
-    mistakes=DQN_MISTAKES,
-    learn=(DQN_CARTPOLE | {"double": False}, 60.0),
-)
-
 BEST = "(target_q if online_q is None else online_q)"
 exercise(
     "double-dqn",
@@ -129,15 +108,19 @@ exercise(
     task="write the target of DQN and, where online_q is given, that of double DQN: one network chooses the action, "
     "the other one judges it. `rewards` and `terminated` (booleans) are (B,), `gamma` is a number or, here, a discount "
     "for each row (B,), both Q are (B, actions).",
-    cases=PLAIN_DQN
-    | {
+    cases={
+        "one network | algorithm 1 of DQN; every tensor but target_q is (B,)": tensors("td_targets", **ROWS),
         "two networks | eq. 4 of double DQN: the argmax is over the one, the value comes from the other": tensors(
             "td_targets", **ROWS, online_q=[[2.0, 1.0], [3.0, 5.0], [0.0, 1.0]]
         ),
     },
     random=together(tensors("td_targets", **RANDOM_ROWS), tensors("td_targets", **RANDOM_ROWS, online_q=normal("BA"))),
-    mistakes=DQN_MISTAKES
-    | {
+    mistakes={
+        "bootstrapping after termination": "* ~terminated * -> *",
+        "forgetting the discounts": "gamma * ~terminated -> ~terminated",
+        "taking the mean value of the next state": "target_q.gather(1, best).squeeze(1) -> "
+        "(target_q.mean(1) if online_q is None else target_q.gather(1, best).squeeze(1))",
+        "adding shapes (B,) and (B, 1), which makes a table of all pairs": "best).squeeze(1) -> best)",
         "taking no notice of the online network": f"{BEST}.argmax -> target_q.argmax",
         "exchanging the networks: the target network chose, the online one judged": "best = (target_q -> target_q, "
         "online_q = (target_q, None) if online_q is None else (online_q, target_q)\n    best = (target_q",
@@ -209,52 +192,6 @@ exercise(
         "not telling the tree: what it does not know is never drawn": "self.tree.add(slots) -> pass",
     },
     learn=(RAINBOW_CARTPOLE | {"multi_step": True}, 60.0),
-)
-
-
-def projected(reward, terminated, discount, *probs):
-    """project of one row on the support 0, 1, 2, 3, 4."""
-    given = {"rewards": [reward], "terminated": [terminated], "discounts": [discount], "probs": [list(probs)]}
-    return tensors("project", **given, support=[0.0, 1.0, 2.0, 3.0, 4.0])
-
-
-SHARES = "(1 - (y[:, :, None] - support).abs() / distance).clamp(min=0)"
-exercise(
-    "project",
-    course="week 5, 60 minutes: the projection of C51",
-    cut="rainbow.py: project",
-    task="share out the probabilities of y = r + discount z among the atoms of the support. rewards, terminated "
-    "(booleans) and discounts are (B,), probs is (B, atoms): those of the returns z, which are the support's; the "
-    "result is (B, atoms). A y beyond the first or last atom counts as that atom. Between two atoms, each gets the "
-    "more, the nearer it is: at a quarter of the way from 1 to 2, three quarters go to 1. A loop over atoms is fine.",
-    cases={
-        "z is 1 for certain, y is 2 | the case in which y is an atom itself": projected(1.0, False, 1.0, 0, 1, 0, 0, 0),
-        "z is 2, y is 1.25 | how far y is from the atoms below and above it": projected(
-            0.25, False, 0.5, 0, 0, 1, 0, 0
-        ),
-        "z is 4, y is 7 | a y that is no return of the support": projected(5.0, False, 0.5, 0, 0, 0, 0, 1),
-        "three returns | what two of them give to the same atom": projected(0.5, False, 0.5, 0.4, 0, 0.2, 0, 0.4),
-    },
-    random=tensors(
-        "project",
-        rewards=normal("B", 3.0),
-        terminated=flags("B"),
-        discounts=lambda draw: draw.rng.random(draw.shape("B")),
-        probs=simplex("B", "7"),
-        support=lambda draw: draw.rng.normal() + draw.rng.uniform(0.2, 1) * np.arange(7),
-    ),
-    mistakes={
-        "losing the probability where y falls on an atom: floor and ceiling are the same there": f"{SHARES} -> "
-        f"{SHARES} * ((y[:, :, None] - support) != 0)",
-        "giving all of it to the atom below": f"{SHARES} -> ((y[:, :, None] >= support - 1e-6) & "
-        "(y[:, :, None] < support + distance - 1e-6)).float()",
-        "forgetting the discount": "(discounts * ~terminated) -> (discounts**0 * ~terminated)",
-        "losing what lies beyond the ends": "y = y.clamp(support[0], support[-1]) -> probs = probs[:, :, None] * "
-        "((y >= support[0]) & (y <= support[-1]))[:, :, None]; probs = probs.squeeze(2)",
-        "going on after termination": "discounts * ~terminated -> discounts",
-        "taking one discount for all rows": "(discounts * -> (discounts[0] *",
-    },
-    learn=(RAINBOW_CARTPOLE | {"distributional": True}, 60.0),
 )
 
 

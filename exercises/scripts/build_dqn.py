@@ -21,8 +21,10 @@ Environment, network, evaluation and the learning curve are at the top; what lea
 from dataclasses import dataclass
 
 import gymnasium as gym
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
+import tyro
 from torch import nn
 
 
@@ -48,39 +50,26 @@ class Args:
 # ===== given: environment, networks, evaluation, learning curve
 
 
-class Recorder(gym.Wrapper):
-    """An environment that counts its steps and remembers the return of each episode, for the learning curve."""
+class Recorder(gym.wrappers.RecordEpisodeStatistics):
+    """An environment that prints how it goes, and draws the return of each episode when it is closed."""
 
     def __init__(self, env, args):
-        super().__init__(env)
-        self.args, self.steps, self.current, self.history = args, 0, 0.0, []
+        super().__init__(env, buffer_length=args.total_timesteps)
+        self.quiet = args.quiet
 
     def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.steps += 1
-        self.current += reward
-        if terminated or truncated:
-            self.history.append((self.steps, self.current))
-            if len(self.history) % 50 == 0 and not self.args.quiet:
-                print(f"step {self.steps}: mean return {np.mean([r for _, r in self.history[-50:]]):.1f}")
-            self.current = 0.0
-        return obs, reward, terminated, truncated, info
+        result = super().step(action)
+        if "episode" in result[-1] and self.episode_count % 50 == 0 and not self.quiet:
+            print(f"episode {self.episode_count}: mean return {np.mean(list(self.return_queue)[-50:]):.1f}")
+        return result
 
     def close(self):
-        """Call it at the end: it draws the curve."""
         super().close()
-        if self.history and not self.args.quiet:
-            draw_curve(self.history)
-
-
-def draw_curve(history):
-    """A picture of the return of each episode, beside this file."""
-    import matplotlib.pyplot as plt
-
-    plt.plot(*zip(*history), ".")
-    plt.xlabel("steps")
-    plt.ylabel("return of an episode")
-    plt.savefig(f"{__file__.removesuffix('.py')}.png")
+        if not self.quiet:
+            plt.plot(self.return_queue, ".")
+            plt.xlabel("episodes")
+            plt.ylabel("return")
+            plt.savefig("build_dqn.png")
 
 
 def make_env(args):
@@ -120,18 +109,16 @@ def make_agent(args):
 
 def evaluate(agent, args, episodes=20):
     """(mean, standard deviation) of the returns of some episodes, in which the agent takes its best action."""
-    env, returns = gym.make(args.env_id), []
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make(args.env_id), buffer_length=episodes)
     for i in range(episodes):
         obs, _ = env.reset(seed=args.seed + 10_000 + i)
-        returns.append(0.0)
         over = False
         while not over:
             with torch.no_grad():
                 action = agent.best_action(torch.as_tensor(obs)).item()
-            obs, reward, terminated, truncated, _ = env.step(action)
-            returns[-1] += float(reward)
+            obs, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
-    return float(np.mean(returns)), float(np.std(returns))
+    return float(np.mean(env.return_queue)), float(np.std(env.return_queue))
 
 
 # ===== what learns
@@ -227,7 +214,5 @@ def train(args):
 
 
 if __name__ == "__main__":
-    import tyro
-
     args = tyro.cli(Args)
     print("evaluation: {:.1f} ± {:.1f}".format(*evaluate(train(args), args)))

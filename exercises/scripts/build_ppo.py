@@ -22,8 +22,10 @@ Environment, networks, evaluation and the learning curve are at the top; what le
 from dataclasses import dataclass
 
 import gymnasium as gym
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
+import tyro
 from torch import nn
 
 
@@ -50,16 +52,13 @@ class Args:
 
 
 class Environments:
-    """Environments side by side: all is in tensors, of which the first dimension counts the environments.
-
-    They remember the return of each episode, for the learning curve.
-    """
+    """Environments side by side: all is in tensors, of which the first dimension counts the environments."""
 
     def __init__(self, args):
-        self.args, self.steps, self.history = args, 0, []
-        self.current = np.zeros(args.num_envs)  # returns of the episodes under way
         same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-        self.envs = gym.make_vec(args.env_id, args.num_envs, vectorization_mode="sync", vector_kwargs=same_step)
+        envs = gym.make_vec(args.env_id, args.num_envs, vectorization_mode="sync", vector_kwargs=same_step)
+        self.envs = gym.wrappers.vector.RecordEpisodeStatistics(envs, buffer_length=args.total_timesteps)
+        self.args, self.steps, self.returns = args, 0, self.envs.return_queue
 
     def reset(self):
         """The first observations (N, size)."""
@@ -74,33 +73,23 @@ class Environments:
         """
         obs, rewards, terminated, truncated, infos = self.envs.step(actions.numpy())
         reached = obs.copy()
-        self.steps += len(obs)
-        self.current += rewards
         for i in np.flatnonzero(terminated | truncated):
             reached[i] = infos["final_obs"][i]
-            self.history.append((self.steps, self.current[i]))
-            self.current[i] = 0.0
-        if self.steps % max(self.args.total_timesteps // 10, 1) < len(obs) and self.history and not self.args.quiet:
-            print(f"step {self.steps}: mean return {np.mean([r for _, r in self.history[-20:]]):.1f}")
+        self.steps += len(obs)
+        if self.steps % 10_000 < len(obs) and self.returns and not self.args.quiet:
+            print(f"step {self.steps}: mean return {np.mean(list(self.returns)[-20:]):.1f}")
         rewards = torch.as_tensor(rewards, dtype=torch.float32)
         ends = torch.as_tensor(terminated), torch.as_tensor(truncated)
         return torch.as_tensor(obs), rewards, *ends, torch.as_tensor(reached)
 
     def close(self):
-        """Call it at the end: it draws the curve."""
+        """Call it at the end: it draws the return of each episode."""
         self.envs.close()
-        if self.history and not self.args.quiet:
-            draw_curve(self.history)
-
-
-def draw_curve(history):
-    """A picture of the return of each episode, beside this file."""
-    import matplotlib.pyplot as plt
-
-    plt.plot(*zip(*history), ".")
-    plt.xlabel("steps")
-    plt.ylabel("return of an episode")
-    plt.savefig(f"{__file__.removesuffix('.py')}.png")
+        if not self.args.quiet:
+            plt.plot(self.returns, ".")
+            plt.xlabel("episodes")
+            plt.ylabel("return")
+            plt.savefig("build_ppo.png")
 
 
 class Agent(nn.Module):
@@ -128,18 +117,16 @@ def make_agent(args):
 
 def evaluate(agent, args, episodes=20):
     """(mean, standard deviation) of the returns of some episodes, in which the agent takes its best action."""
-    env, returns = gym.make(args.env_id), []
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make(args.env_id), buffer_length=episodes)
     for i in range(episodes):
         obs, _ = env.reset(seed=args.seed + 10_000 + i)
-        returns.append(0.0)
         over = False
         while not over:
             with torch.no_grad():
                 action = agent.best_action(torch.as_tensor(obs)).item()
-            obs, reward, terminated, truncated, _ = env.step(action)
-            returns[-1] += float(reward)
+            obs, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
-    return float(np.mean(returns)), float(np.std(returns))
+    return float(np.mean(env.return_queue)), float(np.std(env.return_queue))
 
 
 # ===== what learns
@@ -193,6 +180,7 @@ def collect(agent, envs, obs, args):
     of which next_values are the values of what each step has `reached`; and the observations to go on with. None of
     them carries a gradient: that is for the update.
     """
+    names = "obs actions log_probs rewards values next_values terminated truncated".split()
     steps = []
     for _ in range(args.num_steps):
         with torch.no_grad():
@@ -200,20 +188,9 @@ def collect(agent, envs, obs, args):
             actions, log_probs = choose_actions(logits)
             next_obs, rewards, terminated, truncated, reached = envs.step(actions)
             _, next_values = agent(reached)
-        steps.append(
-            {
-                "obs": obs,
-                "actions": actions,
-                "log_probs": log_probs,
-                "rewards": rewards,
-                "values": values,
-                "next_values": next_values,
-                "terminated": terminated,
-                "truncated": truncated,
-            }
-        )
+        steps.append((obs, actions, log_probs, rewards, values, next_values, terminated, truncated))
         obs = next_obs
-    return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}, obs
+    return {name: torch.stack(column) for name, column in zip(names, zip(*steps))}, obs
 
 
 def update(agent, optimizer, obs, actions, log_probs, advantages, returns, args):
@@ -247,7 +224,5 @@ def train(args):
 
 
 if __name__ == "__main__":
-    import tyro
-
     args = tyro.cli(Args)
     print("evaluation: {:.1f} ± {:.1f}".format(*evaluate(train(args), args)))
