@@ -28,44 +28,17 @@ import sys
 import tempfile
 import textwrap
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from copies import is_begun
 from mechanism import HERE, ROOT, BadInput, Reference, find, hints, judge, plain, run_main
 
 NUMBERS = HERE / "numbers.json"  # of a handout, which has no originals
-POINTS = {1: 50, 2: 20, 3: 30}  # of the steps; of 100 for those that there are
 LIMITS = {"answers": 240, "learn": 1200, "score": 240}  # seconds until a process is ended: many times what it takes
 STARTING = 120  # seconds until Python itself must have begun
 MOST = 2**26  # bytes of prints, or of answers
 ENDED = "your code has ended its process"
 PASSED_ON = "PATH HOME USERPROFILE SYSTEMROOT PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS SDL_VIDEODRIVER".split()
-
-
-@dataclass
-class Part:
-    """The result of one case, or of a step that is not made of cases."""
-
-    name: str
-    points: int
-    problem: str | None  # None: passed
-
-
-@dataclass
-class Step:
-    """The result of one step."""
-
-    name: str
-    parts: list
-    printed: str = ""  # by the student's code
-    seconds: float = 0.0
-    reached: bool = True
-
-    @property
-    def problem(self):
-        """The first thing that is wrong, or None."""
-        return next((part.problem for part in self.parts if part.problem), None)
 
 
 # ------------------------------------------------------------------------------------ a process for the student's code
@@ -169,7 +142,7 @@ class Student:
                     shutil.copyfile(path, Path(other, "run", path.name))
             script = self.path.resolve() if NUMBERS.exists() else ROOT / self.task.script
             answers, _, end = run_child(other, script, what="score", task=self.task.name)
-        found = next((each for each in answers if {"result", "error"} & each.keys()), {"error": end})
+        found = next((each for each in answers if {"result", "error"} & each.keys()), {"error": end or ENDED})
         return found.get("result") or found["error"]
 
 
@@ -187,49 +160,59 @@ def as_answer(found):
 
 
 def steps(task):
-    """{number: name} of the steps of a task."""
+    """[(name, points)] of the steps of a task."""
     if not task.blanks:
-        return {1: "what the script does"}
-    found = {1: "numbers to follow with a pencil", 2: "random inputs"}
-    if task.learn:
-        found[3] = f"learning {task.learn[0]['env_id']}"
-    return found
+        return [("what the script does", 100)]
+    if not task.learn:
+        return [("numbers to follow with a pencil", 70), ("random inputs", 30)]
+    learning = f"learning {task.learn[0]['env_id']}"
+    return [("numbers to follow with a pencil", 50), ("random inputs", 20), (learning, 30)]
 
 
-def shares(weights, total=100):
-    """Whole points in proportion to the weights, which add up to `total`."""
-    ends = [total * sum(weights[: i + 1]) // sum(weights) for i in range(len(weights))]
-    return [end - begin for begin, end in zip([0, *ends], ends)]
-
-
-def grade(task, student, up_to=3, begin=lambda name: None):
-    """Yield the Step of each of the first `up_to` steps; after one that fails, the others are not reached."""
-    names = steps(task)
-    points = dict(zip(names, shares([POINTS[number] for number in names])))
+def grade(task, student, up_to=3, begin=lambda words: None):
+    """Yield the results of each of the first `up_to` steps; after one that fails, the others are not reached."""
     numbers = json.loads(NUMBERS.read_text(encoding="utf-8"))[task.name] if NUMBERS.exists() else None
     reference = Reference(task, numbers)
+    pencil = sum(case.step == 1 for case in reference.calls)
     failed = None
-    for number, name in names.items():
-        if number > up_to:
-            return
+    for number, (name, points) in enumerate(steps(task)[:up_to], 1):
+        title = f"{task.name}: {name}"
         if failed:
-            not_reached = f"not reached: step {failed} comes first"
-            yield Step(name, [Part(name, points[number], not_reached)], reached=False)
+            yield as_tests(title, points, [f"not reached: step {failed} comes first"])
             continue
-        begun, student.printed = time.monotonic(), ""
-        begin(f"step {number} of {len(names)}, {name}")
+        student.printed = ""
+        begin(f"step {number} of {len(steps(task))}, {name}")
         if number == 1:  # one process answers all of both steps
             problems = judge(student.answers(), reference)
-            found = [problem for case, problem in zip(task.calls(), problems) if case.step == 1]
-            each = shares([1] * len(found), points[1])
-            parts = [Part(f"case {i + 1}", each[i], problem) for i, problem in enumerate(found)]
+            found = problems[:pencil]
         elif number == 2:
-            parts = [Part(name, points[2], next(filter(None, problems[len(found) :]), None))]
+            found = [next(filter(None, problems[pencil:]), None)]
         else:
-            parts = [Part(name, points[3], judge_learning(task, student.learned()))]
-        step = Step(name, parts, student.printed, time.monotonic() - begun)
-        failed = number if step.problem else None
-        yield step
+            found = [judge_learning(task, student.learned())]
+        failed = number if any(found) else None
+        yield as_tests(title, points, found, student.printed)
+
+
+def as_tests(title, points, problems, printed=""):
+    """Results as Gradescope has them: a test for each of these problems (None: passed), which share the points.
+
+    https://gradescope-autograders.readthedocs.io/en/latest/specs/
+    """
+    lines = [f"printed | {line[:200]}" for line in printed.splitlines()]
+    lines = lines[:20] + ["printed | …"] * (len(lines) > 20)
+    tests = []
+    for i, problem in enumerate(problems):
+        most = points * (i + 1) // len(problems) - points * i // len(problems)
+        score, status = (0, "failed") if problem else (most, "passed")
+        name = f"{title}, case {i + 1}" if len(problems) > 1 else title
+        output = printable("\n".join([problem or "passed", *lines]))
+        tests.append({"name": name, "score": score, "max_score": most, "status": status, "output": output})
+    return tests
+
+
+def printable(text):
+    """The text without what would move a cursor or change a terminal's colours."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def judge_learning(task, found):
@@ -262,70 +245,34 @@ def work_file(task, folder=None):
 
 
 def show(task, student, up_to, done):
-    """Grade one file, printing as it goes, and calling done(step) after each. Returns the Steps."""
+    """Grade one file, printing as it goes, and calling done(tests) after each step. Returns whether all is right."""
     print(f"{task.name}: {student.path}", flush=True)
-    results = []
-    for step in grade(task, student, up_to, lambda name: print(f"  {name}", end="", flush=True)):
-        results.append(step)
-        done(step)
-        if not step.reached:
-            continue
-        right = sum(part.problem is None for part in step.parts)
-        verdict = "FAILED" if step.problem else f"passed in {step.seconds:.1f} s"
-        print(f": {verdict}" + (f", {right} of {len(step.parts)} cases are right" if step.problem and right else ""))
-        for line in [*(step.problem or "").splitlines(), *printed_lines(step)]:
-            print(f"    {printable(line)}", flush=True)
-    if all(step.problem is None for step in results):
-        whole = len(results) == len(steps(task))
+    good = True
+    for tests in grade(task, student, up_to, lambda words: print(f"  {words}", end="", flush=True)):
+        done(tests)
+        failed = [test for test in tests if test["status"] == "failed"]
+        if good:  # else the step was not reached
+            right = len(tests) - len(failed)
+            print(f": FAILED, {right} of {len(tests)} cases are right" if failed else ": passed")
+            output = failed[0]["output"] if failed else tests[0]["output"].removeprefix("passed")
+            print(textwrap.indent(output.strip("\n"), "    "), flush=True)
+        good = good and not failed
+    if good:
+        whole = up_to >= len(steps(task))
         print(f"  {task.name} is solved" if whole else f"  {task.name} is right up to here")
         if whole and hints(task.name)[1]:
-            print(*textwrap.wrap(hints(task.name)[1], 100), sep="\n")
-    return results
-
-
-def printable(text):
-    """The text without what would move a cursor or change a terminal's colours."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
-def printed_lines(step):
-    """What the student's code printed in a step, each line marked as his own, or hers."""
-    lines = step.printed.splitlines()
-    return [f"printed | {line[:200]}" for line in lines[:20]] + ["printed | …"] * (len(lines) > 20)
+            print(textwrap.fill(hints(task.name)[1], 100))
+    return good
 
 
 def write_json(path, tests):
-    """Write results as Gradescope reads them: https://gradescope-autograders.readthedocs.io/en/latest/specs/"""
-    path = Path(path)
+    """Write results as Gradescope reads them. A reader finds those of all steps so far, never a half."""
     try:
-        written = path.with_name(f"{path.name}.tmp")
+        written = Path(f"{path}.tmp")
         written.write_text(json.dumps({"tests": tests}, indent=1))
-        os.replace(written, path)  # a reader finds the results of all steps so far, never a half
+        os.replace(written, path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error}") from None
-
-
-def as_tests(task, step):
-    """A Step as Gradescope has it: a test for each of its parts."""
-    tests = []
-    for part in step.parts:
-        name = f"{task.name}: {step.name}" + (f", {part.name}" if part.name != step.name else "")
-        score, status = (0, "failed") if part.problem else (part.points, "passed")
-        output = printable("\n".join([part.problem or "passed", *printed_lines(step)]))
-        tests.append({"name": name, "score": score, "max_score": part.points, "status": status, "output": output})
-    return tests
-
-
-def note_progress(folder, task, results):
-    """Remember in a folder of working copies how many steps of a task are passed, for the list of start.py."""
-    path = Path(folder, ".progress.json")
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads(path.read_text()) if path.exists() else {}
-        passed = sum(step.problem is None for step in results)
-        if passed == len(results):  # with --up-to, the steps that were not taken may have been passed before
-            passed = max(passed, known.get(task.name, [0])[0])
-        known[task.name] = [passed, len(steps(task))]
-        path.write_text(json.dumps(known, indent=1))
 
 
 def give_hint(task, level):
@@ -353,22 +300,17 @@ def main():
             give_hint(task, args.hint)
         return 0
 
-    def done(task, step):
-        tests.extend(as_tests(task, step))
+    def done(found):
+        tests.extend(found)
         if args.json:
             write_json(args.json, tests)
 
     for task in tasks:
         try:
-            student = Student(task, work_file(task, args.work))
-            results = show(task, student, args.up_to, functools.partial(done, task))
+            good &= show(task, Student(task, work_file(task, args.work)), args.up_to, done)
         except BadInput as error:  # with --json there is a file all the same, or Gradescope would report a crash
             complaint = complaint or error
-            done(task, Step(task.file, [Part(task.file, sum(POINTS.values()), str(error))]))
-            continue
-        good &= not any(step.problem for step in results)
-        if not args.json:
-            note_progress(student.path.parent, task, results)
+            done(as_tests(f"{task.name}: {task.file}", 100, [str(error)]))
     if complaint:
         raise complaint
     return 0 if good else 1

@@ -6,10 +6,9 @@ import ast
 import functools
 import random
 import textwrap
-import tokenize
 from pathlib import Path
 
-from mechanism import EXERCISES, ROOT, BadInput, changed
+from mechanism import ROOT, BadInput, changed
 
 BEGUN = "# Begun in this copy: "
 
@@ -32,14 +31,10 @@ def text_of(source, name):
     return "".join(source.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno])
 
 
-def body_span(lines, node):
+def body_span(node):
     """(first, last), counted from 0 and `last` left out: a function's lines below its signature and docstring."""
-    if ast.get_docstring(node) is not None:
-        return node.body[0].end_lineno, node.end_lineno
-    # The first NEWLINE token ends the signature: inside its brackets there are only NLs.
-    tokens = tokenize.generate_tokens(iter(lines[node.lineno - 1 :]).__next__)
-    signature = next(token for token in tokens if token.type == tokenize.NEWLINE)
-    return node.lineno - 1 + signature.end[0], node.end_lineno
+    first = node.body[0]
+    return first.end_lineno if ast.get_docstring(node) else first.lineno - 1, node.end_lineno
 
 
 def begun_in(source):
@@ -55,16 +50,15 @@ def with_begun(source, names):
     return f"{BEGUN}{', '.join(names)}\n{source}"
 
 
-def blanked(source, exercise, kept=()):
-    """The source with the bodies of the exercise's functions taken out, but for those in `kept`, and all else as is."""
+def blanked(source, exercise):
+    """The source with the bodies of the exercise's functions taken out, and all else as it is."""
     lines, nodes = source.splitlines(keepends=True), definitions(source)
     if missing := [name for name in exercise.blanks if name not in nodes]:
         raise BadInput(f"exercise {exercise.name}: {exercise.file} has no {' and no '.join(missing)} any more")
-    blanks = [name for name in exercise.blanks if name not in kept]
-    for name in sorted(blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
-        first, last = body_span(lines, nodes[name])
+    for name in sorted(exercise.blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
+        first, last = body_span(nodes[name])
         text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
-        if name == blanks[0]:
+        if name == exercise.blanks[0]:
             text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
         lines[first:last] = [" " * (nodes[name].col_offset + 4) + line + "\n" for line in text]
     return "".join(lines)
@@ -94,20 +88,16 @@ def source_of(script):
         raise BadInput(f"cannot read {script}: {error}") from None
 
 
-def working_copy(tasks, number=None, source=None):
+def working_copy(tasks, number=None, source=""):
     """What the student gets for a hunt, or for exercises of one script.
 
     With the source of a copy these exercises are added to it: what is begun in it, and written, stays.
     """
     source = source or source_of(tasks[0].script)
     for task in tasks:
-        names = begun_in(source)
-        if task.blanks:
-            others = [EXERCISES[name] for name in names if name in EXERCISES and name != task.name]
-            source = blanked(source, task, kept={blank for other in others for blank in other.blanks})
-        else:
-            source = planted(source, drawn(task, number or 0)[0])
-        source = with_begun(source, dict.fromkeys([*names, task.name]))
+        begun = begun_in(source)
+        source = blanked(source, task) if task.blanks else planted(source, drawn(task, number or 0)[0])
+        source = with_begun(source, [*begun, task.name])
     return source
 
 
@@ -115,9 +105,9 @@ def is_begun(exercise, source):
     """Whether a copy is one for this exercise: its first line says so, or one of the functions is not the original."""
     if exercise.name in begun_in(source):
         return True
+    original = source_of(exercise.script)
     try:
-        mine, theirs = definitions(source), definitions(source_of(exercise.script))
+        names = definitions(source)
     except SyntaxError:  # a message about that comes later
         return True
-    dump = lambda nodes, name: ast.dump(nodes[name]) if name in nodes else None
-    return any(dump(mine, name) != dump(theirs, name) for name in exercise.blanks)
+    return any(name not in names or text_of(source, name) != text_of(original, name) for name in exercise.blanks)

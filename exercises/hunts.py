@@ -8,7 +8,7 @@ script passes. A hunt with several bugs gives each student one of them, drawn fr
 import numpy as np
 import probes  # noqa: F401  (registers the probe environments)
 from inputs import lists, normal, share, slopes, tensor, together
-from mechanism import generator, hunt
+from mechanism import hunt
 from runner import trained
 
 
@@ -62,7 +62,7 @@ TABLES = {
     "games of Casino lose 0.1: by how much --algorithm double-q values them above 0": (casino_table, 0.03),
     **FORK,
     "targets of Sarsa, expected Sarsa and double Q-learning on random numbers": lambda m: [
-        TARGETS(m, generator(i)) for i in range(5)
+        TARGETS(m, np.random.default_rng(i)) for i in range(5)
     ],
 }
 CLOCK_BUG = {

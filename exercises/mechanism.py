@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = ("basics", "values", "policies", "others", "scratch", "hunts")  # modules; a handout has those that it needs
@@ -51,7 +53,6 @@ class Task:
     """An exercise, which has functions to write, or a hunt, which has bugs."""
 
     name: str
-    table: str  # the module that it stands in
     script: str  # a script of the repository, or exercises/scripts/NAME.py
     week: int  # of the course
     minutes: int
@@ -79,28 +80,27 @@ class Task:
             call, atol = call if isinstance(call, tuple) else (call, 1e-4)
             found.append(Case(what, call, look, atol))
         for i in range(self.draws if self.random else 0):
-            draw = lambda m, i=i: self.random(m, generator([i, len(self.name)]))
+            draw = lambda m, i=i: self.random(m, np.random.default_rng([i, len(self.name)]))
             found.append(Case(f"random inputs, draw {i + 1} of {self.draws}", draw, "", self.atol, 2))
         return found
 
 
 def exercise(name, course, cut, **fields):
     """Add an exercise: `course` is "week 6, 45 minutes: topic", `cut` "script: function, Class.method"."""
-    when, _, topic = course.partition(": ")
     script, _, blanks = cut.partition(": ")
-    EXERCISES[name] = task(name, script, when, topic=topic, blanks=tuple(blanks.split(", ")), **fields)
+    EXERCISES[name] = task(name, course, script=script, blanks=tuple(blanks.split(", ")), **fields)
 
 
 def hunt(name, script, course, cases, bugs):
     """Add a hunt; its bugs are {"function or class: old text -> new text": what one sees}."""
-    HUNTS[name] = task(name, script, course, cases=cases, bugs=bugs)
+    HUNTS[name] = task(name, course, script=script, cases=cases, bugs=bugs)
 
 
-def task(name, script, course, **fields):
-    """A Task of the table that calls."""
-    week, minutes = map(int, re.findall(r"\d+", course))
-    table = sys._getframe(2).f_globals["__name__"]
-    return Task(name=name, table=table, script=script, week=week, minutes=minutes, **fields)
+def task(name, course, **fields):
+    """A Task; `course` says when it is its turn."""
+    when, _, topic = course.partition(": ")
+    week, minutes = map(int, re.findall(r"\d+", when))
+    return Task(name=name, week=week, minutes=minutes, topic=topic, **fields)
 
 
 def load_tables():
@@ -140,13 +140,6 @@ def run_main(main):
     except BadInput as error:
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def generator(seed):
-    """A NumPy generator. NumPy is imported only here, for start.py is to answer at once."""
-    import numpy as np
-
-    return np.random.default_rng(seed)
 
 
 # ---------------------------------------------------------------------------------------------------- plain numbers

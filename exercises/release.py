@@ -3,7 +3,6 @@
     python exercises/release.py gae hunt-3 --out handout/
     python exercises/release.py hunt-ppo --student 17 --out handout-17/  # a bug drawn from a number
     python exercises/release.py --gradescope gae hunt-3 --out autograder.zip    # for teachers: what grades uploads
-    python exercises/release.py --answers gae hunt-3 --out answers.md    # for teachers: solutions, and where bugs are
 
 A handout stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds
 only the entries that are named, without mistakes and bugs; numbers.json has what the originals give.
@@ -11,26 +10,17 @@ only the entries that are named, without mistakes and bugs; numbers.json has wha
 
 import argparse
 import ast
-import difflib
 import json
-import re
 import shutil
 import zipfile
 from pathlib import Path
 
-from copies import definitions, planted, source_of, text_of, working_copy
-from mechanism import HERE, ROOT, BadInput, Reference, find, hints, run_main, short
+from copies import definitions, source_of, working_copy
+from mechanism import HERE, ROOT, TABLES, BadInput, Reference, find, run_main
 from start import check_number, describe
 
 CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "probes.py", "runner.py")
-
-
-def requirements(scripts):
-    """The packages that these scripts need, from the blocks at their tops, a line each."""
-    found = {}
-    for script in scripts:
-        found |= dict.fromkeys(re.findall(r'"([^"\s]+==[^"]+)"', source_of(script).split("# ///")[1]))
-    return "\n".join(sorted(found)) + "\n"
+REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# Tests and style")[0]
 
 
 def by_script(tasks):
@@ -93,23 +83,23 @@ def numbers(task):
     return {"right": reference.answers(), "mistakes": {name: reference.answers(name) for name in reference.messages}}
 
 
-SHEET = """## How it is judged
+SHEET = """# What there is to do
 
 Once: `pip install -r requirements.txt`. A check stops at the first thing that is wrong and says what to look at next.
 An exercise has up to three steps: your functions on numbers that can be followed with a pencil; the same on random
 inputs; and a run that has to learn. `--up-to 1` takes only the first. `--hint`, `--hint 2` and `--hint 3` help you on.
 A bug hunt is judged by what the script does, so mend it as you like: all but one line of it is sound.
-Change what you like in the scripts; the other files belong to the checks. All at once: `python check.py {names}`
+Change what you like in the scripts; the other files belong to the checks.
 """
 
 
 def sheet(tasks, number):
     """The instructions, as Markdown."""
-    lines = ["# What there is to do", ""]
+    lines = [SHEET]
     for task in tasks:
         lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task, number), ""]
         lines += [f"Then: `python check.py {task.name}`", ""]
-    return "\n".join(lines) + "\n" + SHEET.format(names=" ".join(task.name for task in tasks))
+    return "\n".join(lines)
 
 
 def release(names, out, number=None):
@@ -123,12 +113,13 @@ def release(names, out, number=None):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
     files = {group[0].file: working_copy(group, number) for group in by_script(tasks).values()}
     files |= {name: (HERE / name).read_text(encoding="utf-8") for name in CHECKS}
-    for table in {task.table for task in tasks}:
-        files[f"{table}.py"] = cut_table((HERE / f"{table}.py").read_text(encoding="utf-8"), names)
+    for table in TABLES:
+        entries = cut_table((HERE / f"{table}.py").read_text(encoding="utf-8"), names)
+        files |= {f"{table}.py": entries} if "exercise(" in entries or "hunt(" in entries else {}
     intro, *sections = (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")
     files["hints.md"] = "\n## ".join([intro, *(each for each in sections if each.split("\n")[0] in names)])
     files["numbers.json"] = json.dumps({task.name: numbers(task) for task in tasks})
-    files |= {"requirements.txt": requirements({task.script for task in tasks}), "README.md": sheet(tasks, number)}
+    files |= {"requirements.txt": REQUIREMENTS, "README.md": sheet(tasks, number)}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
@@ -139,105 +130,61 @@ def release(names, out, number=None):
 
 # --------------------------------------------------------------------------------------------------------- Gradescope
 
-NOT_GRADED = {"__pycache__", "sheets", "teachers"}  # folders of exercises/ that a grader does not need
 SETUP = """#!/usr/bin/env bash
 # Once, when Gradescope builds the image.
 set -euo pipefail
 cd "$(dirname "$0")"
-export UV_PYTHON_INSTALL_DIR=/opt/python DEBIAN_FRONTEND=noninteractive
 apt-get update
 apt-get install -y curl
 curl -LsSf https://astral.sh/uv/install.sh | env UV_INSTALL_DIR=/usr/local/bin sh
-uv venv --python 3.12 /opt/grader
+UV_PYTHON_INSTALL_DIR=/opt/python uv venv --python 3.12 /opt/grader
 uv pip install --python /opt/grader/bin/python --torch-backend cpu -r requirements.txt
 """
 RUN = """#!/usr/bin/env bash
-# For each upload. Of it nothing is copied or run but {files}, by check.py, in processes of their own.
-SOURCE="${{SOURCE:-/autograder/source}}"  # where this zip was unpacked; submission and results lie beside it
-PYTHON="${{PYTHON:-/opt/grader/bin/python}}"
-cd "$SOURCE" || exit 1
+# For each upload. Of it nothing is copied or run but the scripts asked for, by check.py, in processes of their own.
+# Gradescope's limit has to be 10 minutes: after it there would be no results at all, so this ends a little earlier.
+cd "${{SOURCE:-/autograder/source}}" || exit 1
 rm -f ../results/results.json
-# {seconds} seconds are less than Gradescope's own limit, after which there would be no results at all. Here they are
-# written after each step; what was not reached has no points.
-timeout --kill-after=5 {seconds} "$PYTHON" -B exercises/check.py {names} --up-to {up_to} \\
+timeout --kill-after=5 570 "${{PYTHON:-/opt/grader/bin/python}}" -B exercises/check.py {names} --up-to {up_to} \\
     --work ../submission --json ../results/results.json
-if [ $? -eq 124 ]; then
-    sed -i '1s/{{/{{ "output": "After {seconds} seconds the time was up: what is missing here was not reached.",/' \\
-        ../results/results.json
-fi
 test -f ../results/results.json  # wrong answers are no error: only if there are no results at all, the grader failed
 """
 
 
-def write_zip(tasks, out, up_to=3, minutes=10):
+def write_zip(tasks, out, up_to=3):
     """Write the zip that grades these tasks at Gradescope, which unpacks it into /autograder/source and runs setup.sh
-    once, then run_autograder for each upload. `minutes` is the limit set there.
+    once, then run_autograder for each upload.
     """
     scripts = by_script(tasks)
-    names, files = " ".join(task.name for task in tasks), ", ".join(Path(script).name for script in scripts)
-    run = RUN.format(files=files, names=names, up_to=up_to, seconds=60 * minutes - 30)
-    texts = {"setup.sh": SETUP, "run_autograder": run, "requirements.txt": requirements(scripts)}
-    grader = [path for path in HERE.rglob("*") if path.is_file() and not NOT_GRADED & {*path.relative_to(HERE).parts}]
-    demos = [path for path in (ROOT / "demos").rglob("*.npz") if "ppod.py" in scripts]
+    run = RUN.format(names=" ".join(task.name for task in tasks), up_to=up_to)
+    files = [*HERE.glob("*.py"), HERE / "hints.md", *(ROOT / script for script in scripts)]
+    demos = (ROOT / "demos").rglob("*.npz") if "ppod.py" in scripts else []
     with zipfile.ZipFile(out, "x", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in texts.items():
+        for name, text in {"setup.sh": SETUP, "run_autograder": run, "requirements.txt": REQUIREMENTS}.items():
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
-            entry.external_attr = (0o644 if name == "requirements.txt" else 0o755) << 16  # who may run it
+            entry.external_attr = 0o755 << 16  # who may run it
             archive.writestr(entry, text)
-        for path in sorted({*grader, *demos, *(ROOT / script for script in scripts)}):
+        for path in [*files, *demos]:
             archive.write(path, path.relative_to(ROOT))
-
-
-# -------------------------------------------------------------------------------------------------------- answer notes
-
-
-def answers(tasks):
-    """Notes for teachers, as Markdown: solutions, their numbers and hints; where bugs are, and how one sees them."""
-    text = ["# For teachers: answers", ""]
-    for task in tasks:
-        text += [f"## {task.name}: `{task.script}`, about {task.minutes} minutes", ""]
-        source = source_of(task.script)
-        if task.blanks:
-            reference, (three, known) = Reference(task), hints(task.name)
-            text += [*describe(task), "", "```python", *(text_of(source, name) for name in task.blanks), "```", ""]
-            pencil = [case for case in task.calls() if case.step == 1]
-            text += [f"* {case.what}: {short(reference.at(i)['result'])}" for i, case in enumerate(pencil)]
-            text += [f"* known mistake: {message}" for message in task.mistakes]
-            text += ["", *(f"{i}. {hint}" for i, hint in enumerate(three, 1)), "", known, ""]
-        for bug, seen in task.bugs.items():
-            change = difflib.unified_diff(source.splitlines(), planted(source, bug).splitlines(), n=1, lineterm="")
-            text += ["```diff", *list(change)[2:], "```", "", f"How to see it: {seen}", ""]
-    return "\n".join(text)
 
 
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
-    parser.add_argument("--out", metavar="PATH", help="where to write (default: handout, autograder.zip or answers.md)")
+    parser.add_argument("--out", metavar="PATH", help="where to write (default: handout or autograder.zip)")
     parser.add_argument("--student", type=int, metavar="NUMBER", help="draw the bug of a hunt that has several from it")
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
-    kinds.add_argument("--answers", action="store_true", help="answer notes for teachers")
+    parser.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
     parser.add_argument("--up-to", type=int, choices=(1, 2, 3), default=3, help="--gradescope: the last step to take")
-    parser.add_argument("--minutes", type=int, default=10, help="--gradescope: the limit set there (default: 10)")
     args = parser.parse_args()
-    if not args.gradescope and not args.answers:
+    if not args.gradescope:
         out = release(args.names, args.out or "handout", args.student)
-        print(f"{out} holds {', '.join(sorted(path.name for path in out.iterdir()))}")
         print(f"to try it: cd {out} && python check.py {args.names[0]}")
         return
-    if args.student is not None:
-        raise BadInput("grader and answers hold all the bugs that may be drawn: leave --student out")
-    tasks = [find(name) for name in dict.fromkeys(args.names)]
-    out = Path(args.out or ("autograder.zip" if args.gradescope else "answers.md"))
+    out = Path(args.out or "autograder.zip")
     if out.exists():
         raise BadInput(f"{out} is there already: remove it, or choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if args.gradescope:
-        write_zip(tasks, out, args.up_to, args.minutes)
-    else:
-        out.write_text(answers(tasks), encoding="utf-8")
+    write_zip([find(name) for name in args.names], out, args.up_to)
     print(f"{out} holds solutions and bugs: not for students")
 
 

@@ -1,6 +1,6 @@
 """Begin an exercise or a bug hunt: a working copy of a script, with something to write or a bug to find.
 
-    python exercises/start.py                  # the list, with what is solved
+    python exercises/start.py                  # the list
     python exercises/start.py gae              # writes my_work/ppo.py, in which compute_gae is to be written
     python exercises/start.py returns          # adds a second one to this copy; what is written in it stays
     python exercises/start.py hunt-3           # writes a copy of a script with a bug in it
@@ -11,7 +11,6 @@ The copy is cut out of the script as it stands today, so it cannot be out of dat
 """
 
 import argparse
-import json
 import os
 import textwrap
 from pathlib import Path
@@ -21,21 +20,17 @@ from mechanism import EXERCISES, HUNTS, BadInput, find, run_main
 
 
 def new_source(tasks, path, number, force):
-    """What is to stand in the working copy: tasks are added to what is begun there. BadInput if they cannot be."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    names = begun_in(text)
-    where = "--force replaces it and keeps it under another name, --work FOLDER puts the copy elsewhere"
-    if text and not all(name in EXERCISES for name in names or [""]) or names and tasks[0].name in HUNTS:
-        if not force:
-            raise BadInput(f"{path} holds {', '.join(names) or 'something'} already; {where}")
-        text = ""
-    if (again := [task.name for task in tasks if task.name in names and text]) and not force:
-        raise BadInput(f"{path} holds {', '.join(again)} already; --force blanks it again and keeps the file as it was")
+    """What is to stand in the working copy: exercises are added to those begun there. BadInput if they cannot be."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and not force else ""
+    begun = begun_in(text)
+    again = [task.name for task in tasks if task.name in begun]
+    where = "--force begins a new copy and keeps this one under another name, --work FOLDER puts it elsewhere"
+    only_exercises = tasks[0].blanks and begun and all(name in EXERCISES for name in begun)
+    if text and (again or not only_exercises):
+        raise BadInput(f"{path} holds {', '.join(again or begun) or 'something'} already; {where}")
     try:
         return working_copy(tasks, number, text)
     except SyntaxError as error:
-        if force:
-            return working_copy(tasks, number)
         raise BadInput(f"{path}, line {error.lineno}: {error.msg}; {where}") from None
 
 
@@ -94,23 +89,14 @@ def describe(task, number=None):
     return [*textwrap.wrap(what, 100), "", *textwrap.wrap(text, 100)]
 
 
-def table(folder):
-    """The list of all exercises and hunts in the order of the course, with what check.py has found in a folder."""
-    try:
-        known = json.loads(Path(folder, ".progress.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    lines = ["week  name              minutes  script              state         topic, or what one sees"]
+def table():
+    """The list of all exercises and hunts, as lines of text."""
+    lines = ["week  name              minutes  script              topic, or what one sees"]
     for task in [*EXERCISES.values(), *HUNTS.values()]:
-        passed, steps = known.get(task.name, (0, 0))
-        state = "solved" if steps and passed == steps else f"{passed} of {steps} steps" if steps else ""
-        if task.blanks:
-            text = task.topic
-        else:
-            text = list(task.bugs.values())[0] if len(task.bugs) == 1 else "one bug of several, drawn from a number"
-        first, *more = textwrap.wrap(text, 90)
-        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {state:12}  {first}")
-        lines += [" " * 67 + line for line in more]
+        seen = "one bug of several, drawn from a number" if len(task.bugs) > 1 else "".join(task.bugs.values())
+        first, *more = textwrap.wrap(task.topic or seen, 90)
+        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {first}")
+        lines += [" " * 53 + line for line in more]
     return [*lines, "", "begin one with: python exercises/start.py NAME"]
 
 
@@ -123,7 +109,7 @@ def main():
     parser.add_argument("--work", default="my_work", metavar="FOLDER", help="where to write (default: my_work)")
     args = parser.parse_args()
     if not args.names:
-        print("\n".join(table(args.work)))
+        print("\n".join(table()))
         return
     tasks = chosen(args.names, args.number)
     path = write_copy(tasks, args.work, args.number, args.force)

@@ -325,11 +325,11 @@ def test_a_copy_holds_several_exercises_and_keeps_what_is_solved(tmp_path, monke
 
 def test_a_blanked_copy_is_the_script_but_for_the_blanks():
     """Hand-made: a signature over several lines, with and without docstring, comments within and around."""
-    source = "def f(\n    a=(1, 2),  # kept\n):\n    # gone\n    return a  # gone\n\n\nclass C:\n    def g(self):\n"
+    source = "def f(\n    a=(1, 2),  # kept\n):\n    # kept\n    return a  # gone\n\n\nclass C:\n    def g(self):\n"
     source += '        """Kept,\n        both lines."""\n        x = 1\n        return x\n\n    h = 3  # kept\n'
     task = replace(EXERCISES["gae"], name="e", blanks=("f", "C.g"), task="write it")
     blanked = copies.blanked(source, task)
-    wanted = source.replace("    # gone\n    return a  # gone\n", "    # Exercise e: write it\n    raise E(f)\n")
+    wanted = source.replace("    return a  # gone\n", "    # Exercise e: write it\n    raise E(f)\n")
     wanted = wanted.replace("        x = 1\n        return x\n", "        raise E(C.g)\n")
     assert blanked == re.sub(r"raise E\((.*)\)", r'raise NotImplementedError("exercise: e: write \1")', wanted)
 
@@ -493,7 +493,7 @@ def test_a_link_is_no_submission(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_from_the_list_to_a_solved_exercise(tmp_path, monkeypatch, capsys):
-    """start.py and check.py as a student uses them: three steps, prints, progress."""
+    """start.py and check.py as a student uses them: three steps, and prints."""
     run(start, monkeypatch, tmp_path, "epsilon-greedy")
     path = tmp_path / "my_work/qlearning.py"
     assert run(check, monkeypatch, tmp_path, "epsilon-greedy") == 1
@@ -503,8 +503,6 @@ def test_from_the_list_to_a_solved_exercise(tmp_path, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "step 3 of 3, learning CliffWalking-v1: passed" in text and "printed | hello ?" in text
     assert "epsilon-greedy is solved\nExploring keeps" in text
-    run(start, monkeypatch, tmp_path)
-    assert re.search(r"epsilon-greedy +15 +qlearning.py +solved", capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -543,7 +541,7 @@ def test_a_handout_holds_no_solution(names, number, tmp_path):
 def lines_of_body(script, name):
     source = copies.source_of(script)
     lines = source.splitlines()
-    first, last = copies.body_span([line + "\n" for line in lines], copies.definitions(source)[name])
+    first, last = copies.body_span(copies.definitions(source)[name])
     return [line.split("  #")[0] for line in lines[first:last]]
 
 
@@ -581,14 +579,7 @@ def test_the_zip_for_gradescope(tmp_path):
     done = subprocess.run(["bash", source / "run_autograder"], env=environment, capture_output=True, text=True)
     tests = json.loads((tmp_path / "results/results.json").read_text())["tests"]
     assert done.returncode == 0 and [test["score"] for test in tests] == [16, 17, 17, 20], done.stderr
-    assert (source / "requirements.txt").read_text() == release.requirements(["qlearning.py"])
-
-
-@pytest.mark.slow
-def test_answer_notes_have_all_that_a_teacher_asks(tmp_path):
-    text = release.answers([mechanism.find(name) for name in ("gae", "hunt-es")])
-    assert "deltas = rewards + gamma" in text and "forgetting lambda" in text and "2.44" in text
-    assert text.count("```diff") == 3 and mechanism.hints("gae")[0][2] in text
+    assert (source / "requirements.txt").read_text() == release.REQUIREMENTS
 
 
 # ------------------------------------------------------------------------------------------- sheets, and the course
