@@ -88,7 +88,7 @@ def source_of(script):
         raise BadInput(f"cannot read {script}: {error}") from None
 
 
-def working_copy(tasks, number=None, source=""):
+def working_copy(tasks, number=0, source=""):
     """What the student gets for a hunt, or for exercises of one script.
 
     With the source of a copy these exercises are added to it: what is begun in it, and written, stays.
@@ -96,7 +96,7 @@ def working_copy(tasks, number=None, source=""):
     source = source or source_of(tasks[0].script)
     for task in tasks:
         begun = begun_in(source)
-        source = blanked(source, task) if task.blanks else planted(source, drawn(task, number or 0)[0])
+        source = blanked(source, task) if task.blanks else planted(source, drawn(task, number)[0])
         source = with_begun(source, [*begun, task.name])
     return source
 

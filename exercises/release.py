@@ -1,8 +1,8 @@
 """Make a folder to hand out: working copies of scripts, their checks, and what else a student needs; no solution.
 
-    python exercises/release.py gae hunt-3 --out handout/
+    python exercises/release.py gae hunt-dqn --out handout/
     python exercises/release.py hunt-ppo --student 17 --out handout-17/  # a bug drawn from a number
-    python exercises/release.py --gradescope gae hunt-3 --out autograder.zip    # for teachers: what grades uploads
+    python exercises/release.py --gradescope gae hunt-dqn --out autograder.zip    # for teachers: what grades uploads
 
 A handout stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds
 only the entries that are named, without mistakes and bugs; numbers.json has what the originals give.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from copies import definitions, source_of, working_copy
 from mechanism import HERE, ROOT, TABLES, BadInput, Reference, find, run_main
-from start import check_number, describe
+from start import describe
 
 CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "probes.py", "runner.py")
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# Tests and style")[0]
@@ -102,13 +102,12 @@ def sheet(tasks, number):
     return "\n".join(lines)
 
 
-def release(names, out, number=None):
+def release(names, out, number=0):
     """Write the handout; where a bug is drawn, it is that of this number, which stands nowhere in it. Returns its Path.
 
     BadInput if the folder holds something, or a name is unknown.
     """
     tasks, out = [find(name) for name in dict.fromkeys(names)], Path(out)
-    check_number(tasks, number)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
     files = {group[0].file: working_copy(group, number) for group in by_script(tasks).values()}
@@ -173,7 +172,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
     parser.add_argument("--out", metavar="PATH", help="where to write (default: handout or autograder.zip)")
-    parser.add_argument("--student", type=int, metavar="NUMBER", help="draw the bug of a hunt that has several from it")
+    parser.add_argument("--student", type=int, default=0, metavar="N", help="draws the bug of a hunt with several")
     parser.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
     parser.add_argument("--up-to", type=int, choices=(1, 2, 3), default=3, help="--gradescope: the last step to take")
     args = parser.parse_args()

@@ -3,8 +3,8 @@
     python exercises/start.py                  # the list
     python exercises/start.py gae              # writes my_work/ppo.py, in which compute_gae is to be written
     python exercises/start.py returns          # adds a second one to this copy; what is written in it stays
-    python exercises/start.py hunt-3           # writes a copy of a script with a bug in it
-    python exercises/start.py hunt-ppo --number 17   # with a bug drawn from a number: your neighbour has another one
+    python exercises/start.py hunt-ppo         # writes a copy of a script with a bug in it
+    python exercises/start.py hunt-ppo --number 17   # one of several bugs, drawn from a number
     python exercises/start.py gae --force      # begin again; what was there is kept as my_work/ppo.py.1.bak
 
 The copy is cut out of the script as it stands today, so it cannot be out of date. Then: python exercises/check.py gae
@@ -43,7 +43,7 @@ def keep(path):
     return backup
 
 
-def write_copy(tasks, folder, number=None, force=False):
+def write_copy(tasks, folder, number=0, force=False):
     """Write the working copy for a hunt, or for exercises of one script, into a folder. Returns its Path."""
     path = Path(folder, tasks[0].file)
     try:
@@ -57,7 +57,7 @@ def write_copy(tasks, folder, number=None, force=False):
     return path
 
 
-def chosen(names, number):
+def chosen(names):
     """The tasks of these names: exercises of one script, or one hunt. BadInput if they do not go together."""
     tasks = [find(name) for name in dict.fromkeys(names)]
     scripts = list(dict.fromkeys(task.script for task in tasks))
@@ -65,27 +65,17 @@ def chosen(names, number):
         raise BadInput(f"one copy is of one script, not of {' and '.join(scripts)}: begin them one by one")
     if len(tasks) > 1 and not all(task.blanks for task in tasks):
         raise BadInput("a hunt has a copy of its own: begin it by itself, with --work FOLDER beside another one")
-    check_number(tasks, number)
     return tasks
 
 
-def check_number(tasks, number):
-    """BadInput if a bug is to be drawn without a number, or none with one."""
-    pools = [task.name for task in tasks if task.name in HUNTS and len(task.bugs) > 1]
-    if pools and number is None:
-        raise BadInput(f"the bug of {pools[0]} is drawn from a number: --number 17, say (--student in handouts)")
-    if number is not None and not pools:
-        raise BadInput("a number is for hunts that have several bugs: the others have no bug to draw")
-
-
-def describe(task, number=None):
+def describe(task, number=0):
     """What there is to do, as lines of text."""
     if task.blanks:
         what = f"Topic: {task.topic}. To write, in {task.file}: {', '.join(task.blanks)}."
         text = task.task[0].upper() + task.task[1:]
     else:
         what = f"A bug hunt: one line of {task.file} is wrong in this copy. It runs, and no message will tell you."
-        text = f"Hint: {drawn(task, number or 0)[1]}"
+        text = f"Hint: {drawn(task, number)[1]}"
     return [*textwrap.wrap(what, 100), "", *textwrap.wrap(text, 100)]
 
 
@@ -105,13 +95,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of exercises or a hunt; without any, the list")
     parser.add_argument("--force", action="store_true", help="begin again; what is there is kept as .1.bak, …")
-    parser.add_argument("--number", type=int, metavar="N", help="draw the bug of a hunt that has several from it")
+    parser.add_argument("--number", type=int, default=0, metavar="N", help="draw the bug of a hunt that has several")
     parser.add_argument("--work", default="my_work", metavar="FOLDER", help="where to write (default: my_work)")
     args = parser.parse_args()
     if not args.names:
         print("\n".join(table()))
         return
-    tasks = chosen(args.names, args.number)
+    tasks = chosen(args.names)
     path = write_copy(tasks, args.work, args.number, args.force)
     for task in tasks:
         print("\n".join([*describe(task, args.number), ""]))
