@@ -865,7 +865,7 @@ class Run:
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
 
     def write_what_is_due(self):
-        """An evaluation and a checkpoint after as many steps as args say, at most 200 rows of metrics.csv more."""
+        """A row of metrics.csv, about 200 times in a run; an evaluation and a checkpoint as often as args say."""
         self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
         self.bar.update(self.step - self.bar.n)
         last = self.metrics["step"][-1] if self.metrics["step"] else 0
@@ -940,6 +940,8 @@ class Run:
 
     def finish(self):
         """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
+            self.write_evaluation()
         self.draw_curve()
         self.bar.close()
         self.envs.close()

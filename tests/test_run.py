@@ -410,6 +410,15 @@ def test_resume(script, capsys):
     assert content(script) == first
 
 
+def test_resume_where_the_total_is_reached(script):
+    """A run that was killed before its first evaluation, and is resumed with fewer steps, is evaluated all the same."""
+    with mock.patch.object(script, "evaluate", side_effect=Killed), pytest.raises(Killed):
+        command(script, f"{RUN} --eval-every 10000")
+    step = script.read_state("run/checkpoint.pt")["run"][0]
+    assert command(script, f"--resume run --no-progress --total-timesteps {step}") == 0
+    assert table("evaluations.csv")["step"] == [step]
+
+
 def test_config(script):
     """The settings of another run, in another process, give its numbers; flags win over them."""
     command(script, RUN)
