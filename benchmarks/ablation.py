@@ -11,10 +11,10 @@ right the scores, their mean, and its 95 % bootstrap interval.
 
 import argparse
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
-from common import RESULTS, interval, keep, missing, read, stamp, summary, text_of
+from common import RESULTS, interval, keep, missing, read, stamp, text_of
+from results_page import variants as table_of
 from scores import measure
 
 SWITCHES = ["double", "prioritized", "dueling", "multi-step", "distributional", "noisy"]
@@ -79,8 +79,7 @@ def draw(name, report):
             center, low, high = np.mean(scores), *interval(scores, np.mean)
             right.plot(scores, [place] * len(scores), "o", color=color, alpha=0.35, markersize=4)
             right.errorbar(center, place, xerr=[[center - low], [high - center]], fmt="D", color=color, capsize=4)
-        seeds = max(len(report[f"{env_id}, {variant}"]["seeds"]) for variant in there)
-        left.set(title=f"{env_id}, {seeds} seeds", xlabel="environment steps", ylabel="return while training, mean")
+        left.set(title=env_id, xlabel="environment steps", ylabel="return while training, mean")
         left.xaxis.set_major_formatter("{x:,.0f}")
         left.legend(fontsize="small")
         right.set(title="final weights: seeds, mean, 95 % interval", xlabel="return of 100 episodes")
@@ -115,9 +114,8 @@ def main():
     report = read(f"ablation_{args.name}")
     if report:
         draw(args.name, report)
-        print(f"figure: {Path(RESULTS, f'ablation_{args.name}.png')}")
-    for key, entry in report.items():
-        print(f"{key}: {summary(entry['returns'])}, {len(entry['seeds'])} seeds")
+        print(f"figure: {RESULTS / f'ablation_{args.name}.png'}")
+        print(table_of(f"ablation_{args.name}"))
 
 
 if __name__ == "__main__":

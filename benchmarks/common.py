@@ -115,7 +115,13 @@ def interval(values, statistic=iqm):
     return draws[50], draws[-51]
 
 
-def summary(values):
-    """Interquartile mean, interval and the worst value, as text."""
-    low, high = interval(values)
-    return f"{iqm(values):.4g} ({low:.4g} to {high:.4g}), worst {min(values):.4g}"
+def number(x):
+    """A figure with four digits, at most three of them behind the point, thousands apart."""
+    short = f"{x:,.0f}" if abs(x) >= 1000 else f"{round(float(f'{x:.4g}'), 3) + 0:g}"  # + 0: no minus before a 0
+    return short.replace("-", "−")
+
+
+def table(*rows):
+    """A Markdown table; the first row is its head."""
+    head, *body = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])

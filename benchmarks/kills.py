@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import hashlib
 import importlib
-import json
 import multiprocessing
 import os
 import random
@@ -22,8 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks/results/kills.json"
+from common import ROOT, read, write
+
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from run_folder import content  # noqa: E402
@@ -99,10 +98,9 @@ def main():
                 differing += bool(different)
                 print(*different, end="" if not different else "\n")
             os.chdir(ROOT)
-        report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         text = hashlib.sha256(Path(script.__file__).read_bytes()).hexdigest()
-        report[name] = {"flags": RUNS[name], "kills": kills, "chains": chains, "differing": differing, "sha256": text}
-        RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+        entry = {"flags": RUNS[name], "kills": kills, "chains": chains, "differing": differing, "sha256": text}
+        write("kills", read("kills") | {name: entry})
         print(f"{name}: {kills} kills in {chains} runs, {differing} differ from the unbroken one", flush=True)
 
 

@@ -1,111 +1,176 @@
-"""Write docs/results.md and its figure from the outputs in benchmarks/results.
+"""Write the measured figures on README.md and docs/*.md, and the overview figure, from the files in benchmarks/results.
 
-python benchmarks/results_page.py
+    python benchmarks/results_page.py
+
+What stands on a page between <!-- KIND: NAME --> and <!-- end --> is written anew; KINDS and COLUMNS below are the
+kinds. NAME is a script for a table of its scores, a result file for a table of variants, and "FILE ENTRY" for a single
+figure, such as "ppo_scores CartPole-v1". Where nothing was measured, there is a dash.
 """
 
 import json
+import re
 import statistics
 
-from common import RESULTS, ROOT, interval, iqm, read
+from common import RESULTS, ROOT, interval, iqm, number, read, table
 from peers import OURS
 
 PAGE = ROOT / "docs" / "results.md"
-FIGURE = RESULTS / "overview.png"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLISHED = json.loads((ROOT / "benchmarks/data/published.json").read_text(encoding="utf-8"))
-SCRIPTS = "ppo ppo_masked ppo_rnd ppod dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
-INTRO = """# What these scripts reach
-
-![Share of the best known score, per script and environment](../benchmarks/results/overview.png)
-
-A score is the interquartile mean over seeds (without the best and the worst quarter), in brackets its 95 % bootstrap
-interval. *Text* is the commit of the script that was measured. In the figure 0 is what random actions get, and 1 is
-the best score known: the optimum, or the highest that is published or measured here. Dots are these scripts, diamonds
-the peers, bars the intervals. Where a diamond is missing, no peer has been measured."""
-HOW = """## How it was measured
-
-* Scores: `python benchmarks/scores.py ppo.py CartPole-v1`: the plain command with its tuned settings, final weights,
-  100 deterministic episodes for each seed, on seeds that were not tuned on. For a team, the sum over agents.
-* Peers: `python benchmarks/peers.py`: Stable-Baselines3 2.9.2 and sb3-contrib 2.9.2 with the settings that rl-zoo has
-  tuned, on the same machine, with the same evaluation. Published: rl-zoo's own list, one run each.
-* Speed: `python benchmarks/speed.py`: environment steps per second in training, both sides in turn, on one thread, at
-  equal settings. For ES and Q-learning the other side is the bare environment, which nobody can outrun.
-* Single seeds, seconds, memory, versions and the machine (two cores, no GPU): [results](../benchmarks/results)."""
-
-
-def number(x):
-    """A figure with four digits or so, thousands apart."""
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+SCRIPTS = "ppo ppo_masked ppo_rnd dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
+MARK = re.compile(r"<!-- ([\w ]+): (.*?) -->.*?<!-- end -->", re.DOTALL)
+COLUMNS = {  # title: the list of an entry, with an item for each seed, and what is taken of it
+    "mean": ("returns", statistics.mean),
+    "worst seed": ("returns", min),
+    "success": ("success", statistics.mean),
+    "success, actions drawn": ("success_drawn", statistics.mean),
+    "steps": ("steps", max),
+    "seconds": ("seconds", statistics.median),
+    "reached by": ("seconds to threshold", len),
+    "steps to threshold": ("steps to threshold", statistics.median),
+    "seconds to threshold": ("seconds to threshold", statistics.median),
+    "memory, MiB": ("memory", max),
+    "lines to read": ("lines", max),
+}
+# What the lists are called in files that hold a dict of figures for each seed.
+LISTS = {"return": "returns", "return_mean": "returns", "score": "returns", "eval_return_mean": "returns"}
+LISTS |= {"step": "steps", "global_step": "steps"}
 
 
-def table(*rows):
-    """A Markdown table; the first row is its head."""
-    head, *body = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
+def entries(report, path=""):
+    """(what was measured, its entry) of everything in a result file. An entry has lists with an item for each seed."""
+    for key, part in report.items():
+        name = f"{path}, {key}" if path else key
+        if not isinstance(part, dict):
+            continue
+        if key in ("results", "runs"):
+            yield from entries(part)
+        elif "seeds" in part:
+            yield name, part | {"returns": part.get("returns", part.get("exact_returns", []))}
+        elif "milestones" in part:
+            steps, returns = list(part["milestones"].items())[-1]
+            yield name, part | {"seeds": range(1, len(returns) + 1), "returns": returns, "steps": [int(steps)]}
+        elif all(seed.isdigit() for seed in part):
+            runs = [run.get("summary", run) for run in part.values()]
+            lists = {LISTS.get(field, field): [run[field] for run in runs] for field in runs[0]}
+            yield name, lists | {"seeds": [int(seed) for seed in part]}
+        else:
+            yield from entries(part, name)
 
 
-def score(returns):
-    """Interquartile mean and interval, as one cell."""
-    if len(returns) == 1:
-        return f"{number(returns[0])} (one seed)"
+def cell(entry, title):
+    """A column of an entry, as text."""
+    if title == "seeds":
+        return ", ".join(map(str, sorted(entry.get("seeds", [])))) or "–"
+    field, summary = COLUMNS[title]
+    values = [value for value in entry.get(field, []) if value is not None]
+    return number(summary(values)) if values else "–"
+
+
+def figure(name, title):
+    """A single figure of "FILE ENTRY"."""
+    file, _, key = name.partition(" ")
+    return cell(dict(entries(read(file))).get(key, {}), title)
+
+
+def score(entry):
+    """Interquartile mean and 95 % bootstrap interval, as one cell."""
+    returns = entry.get("returns", [])
+    if len(returns) < 2:
+        return f"{number(returns[0])} (one seed)" if returns else "–"
     low, high = interval(returns)
     return f"{number(iqm(returns))} ({number(low)} to {number(high)})"
 
 
-def peer_scores(script, env_id, side="peer"):
+def peer_of(script, env_id):
     """The entry of the script's peer on an environment; {} if it was not measured."""
-    names = [name for name, ours in OURS.items() if ours == script]
-    return read("peers").get(f"{names[0]} {env_id}, {side}", {}) if names else {}
+    names = [f"{name} {env_id}, peer" for name, ours in OURS.items() if ours == script]
+    return read("peers").get(names[0], {}) if names else {}
 
 
-def rows_of(script):
-    """The rows of a script's table: each environment with its tuned settings, without other flags."""
-    yield "environment", "score", "mean", "worst seed", "seeds", "steps", "peer", "published", "text"
-    for env_id, entry in read(f"{script}_scores").items():
-        if " " in env_id:
-            continue
-        peer = peer_scores(script, env_id)
-        published = PUBLISHED.get(env_id, {})
-        known = published.get(script) or (f"optimum {published['optimum']}" if "optimum" in published else "–")
-        cells = [number(statistics.mean(entry["returns"])), number(min(entry["returns"]))]
-        cells += [len(entry["seeds"]), number(max(entry["steps"]))]
-        cells += [score(peer["returns"]) if peer else "–", known, entry.get("commit", "not recorded")]
-        yield f"`{env_id}`", score(entry["returns"]), *cells
+def published(script, env_id):
+    """What others report; the optimum where it is known."""
+    known = PUBLISHED.get(env_id, {})
+    return known.get(script) or (f"{known['optimum']} is the optimum" if "optimum" in known else "–")
 
 
-def races():
-    """Rows: ours beside the peer, steps and seconds to the threshold, memory and lines."""
-    yield "task", "side", "score", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"
-    for key, entry in sorted(read("peers").items()):
-        task, side = key.split(", ")
-        cells = []
-        for field in ("steps to threshold", "seconds to threshold"):
-            there = [value for value in entry[field] if value is not None]
-            missed = len(entry[field]) - len(there)
-            cells.append((number(statistics.median(there)) if there else "") + (f" ({missed} never)" if missed else ""))
-        yield task, side, score(entry["returns"]), *cells, max(entry["memory"]), f"{entry['lines'][0]:,}"
+def scores(script):
+    """The table on a script's page: its scores, beside random play and what others report."""
+    titles = ["mean", "worst seed", "seeds", "steps", "seconds"]
+    rows = [["environment", *titles, "random play", "published"]]
+    for name, entry in sorted(read(f"{script}_scores").items(), key=lambda item: " " in item[0]):  # with flags: last
+        cells = [cell(entry, title) for title in titles]
+        rows.append([f"`{name}`", *cells, figure(f"random {name.split()[0]}", "mean"), published(script, name)])
+    return table(*rows)
 
 
-def speeds():
-    """Rows of speed.json, without those that compare a script with itself at another commit."""
-    yield "what", "ours / peer", "lowest to highest of the pairs", "text"
-    for name, entry in read("speed").items():
+def intervals(script):
+    """The table on docs/results.md: the scores of the tuned settings, beside those of the peer."""
+    rows = [["environment", "score", "worst seed", "seeds", "peer", "published", "commit"]]
+    for name, entry in read(f"{script}_scores").items():
+        if " " not in name:  # without other flags
+            cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
+            rows.append([f"`{name}`", *cells, published(script, name), entry.get("commit", "–")])
+    return table(*rows)
+
+
+def variants(file):
+    """A table of the variants in a result file, with the columns of which it has any figure."""
+    found = dict(entries(read(file)))
+    titles = ["mean", "worst seed", "seeds", *list(COLUMNS)[2:]]
+    titles = [title for title in titles if any(cell(entry, title) != "–" for entry in found.values())]
+    return table(["", *titles], *[[name, *[cell(entry, title) for title in titles]] for name, entry in found.items()])
+
+
+def grid(file):
+    """A table with a row for each variant and a column for each environment."""
+    found = {tuple(name.rsplit(", ", 1)): entry for name, entry in entries(read(file))}
+    env_ids = list(dict.fromkeys(env_id for env_id, _ in found))
+    steps = [max(max(entry["steps"]) for (there, _), entry in found.items() if there == env_id) for env_id in env_ids]
+    rows = [["mean (worst seed; number of seeds)", *env_ids], ["steps", *map(number, steps)]]
+    for variant in dict.fromkeys(variant for _, variant in found):
+        there = [found.get((env_id, variant), {"seeds": []}) for env_id in env_ids]
+        cells = [f"{cell(entry, 'mean')} ({cell(entry, 'worst seed')}; {len(entry['seeds'])})" for entry in there]
+        rows.append([variant, *cells])
+    return table(*rows)
+
+
+def peers(file):
+    """The table of ours beside the peers."""
+    titles = ["seeds", "reached by", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"]
+    rows = [["task", "side", "score", *titles]]
+    for key, entry in sorted(read(file).items()):
+        rows.append([*key.split(", "), score(entry), *[cell(entry, title) for title in titles]])
+    return table(*rows)
+
+
+def speeds(file):
+    """The table of speeds, without rows that compare a script with itself at another commit."""
+    rows = [["what", "ours / peer", "lowest to highest of the pairs", "commit"]]
+    for name, entry in read(file).items():
         if "beside" not in name:
-            yield name, f"{entry['ratio']:.2f}", f"{min(entry['ratios'])} to {max(entry['ratios'])}", entry["commit"]
+            pairs = f"{min(entry['ratios']):.2f} to {max(entry['ratios']):.2f}"
+            rows.append([name, f"{entry['ratio']:.2f}", pairs, entry.get("commit", "–")])
+    return table(*rows)
+
+
+def total(name):
+    """The sum of a field of all entries, "FILE FIELD"."""
+    file, field = name.split()
+    return number(sum(entry[field] for entry in read(file).values()))
 
 
 def shares():
-    """(script, environment, side, share of the best known score, low, high) of all that can be placed."""
-    entries = []
+    """(script, environment, side, share of the best score, low, high); ppod's MountainCar has another reward."""
+    found = []
     for script in SCRIPTS:
-        if script == "ppod":  # its MountainCar has another reward
-            continue
         for env_id, entry in read(f"{script}_scores").items():
-            entries.append((script, env_id, "ours", entry["returns"]))
-            entries.append((script, env_id, "peer", peer_scores(script, env_id).get("returns")))
-    entries = [entry for entry in entries if entry[3]]
-    for script, env_id, side, returns in entries:
+            found.append((script, env_id, "ours", entry["returns"]))
+            found.append((script, env_id, "peer", peer_of(script, env_id).get("returns")))
+    found = [entry for entry in found if entry[3]]
+    for script, env_id, side, returns in found:
         known = PUBLISHED.get(env_id, {})
-        rivals = [iqm(others) for _, other, _, others in entries if other == env_id]
+        rivals = [iqm(others) for _, other, _, others in found if other == env_id]
         best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", min(rivals))])
         if env_id in read("random"):
             worst = read("random")[env_id]["returns"][0]
@@ -118,41 +183,40 @@ def draw():
 
     found = list(shares())
     places = {place: i for i, place in enumerate(dict.fromkeys(share[:2] for share in found))}
-    figure = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
-    axis = figure.subplots()
-    labels = []
-    for script, env_id in places:
-        first = not labels or not any(label.startswith(f"{script}.py") for label in labels)
-        labels.append(f"{script}.py   {env_id}" if first else env_id)
+    picture = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
+    axis = picture.subplots()
     for script, env_id, side, share, low, high in found:
         row = places[script, env_id] + (0.25 if side == "peer" else 0)
         style = {"fmt": "o", "color": "C0"} if side == "ours" else {"fmt": "D", "color": "C1"}
-        axis.errorbar(
-            share, row, xerr=[[max(share - low, 0)], [max(high - share, 0)]], markersize=4, capsize=2, **style
-        )
+        errors = [[max(share - low, 0)], [max(high - share, 0)]]
+        axis.errorbar(share, row, xerr=errors, markersize=4, capsize=2, **style)
     axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(labels)), labels, fontsize="small")
+    axis.set_yticks(range(len(places)), [f"{script}.py   {env_id}" for script, env_id in places], fontsize="small")
     axis.invert_yaxis()
     axis.set(xlim=(0, 1.1), xlabel="share of the best known score (0: random actions)")
     axis.grid(axis="x", alpha=0.3)
-    figure.savefig(FIGURE, dpi=110)
+    picture.savefig(RESULTS / "overview.png", dpi=110)
 
 
-def page():
-    """The whole page."""
-    parts = [INTRO]
-    for script in SCRIPTS:
-        rows = list(rows_of(script))
-        if len(rows) > 1:
-            parts += [f"## {script}.py", table(*rows)]
-    if read("peers"):
-        parts += ["## Beside the peers", table(*races())]
-    killed, differing = (sum(entry[field] for entry in read("kills").values()) for field in ("kills", "differing"))
-    kills = f"Of runs killed {killed} times and resumed (`python benchmarks/kills.py`), {differing} came out different."
-    parts += ["## Speeds", table(*speeds()), kills, HOW]
-    return "\n\n".join(parts) + "\n"
+KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, speeds, total)}
+
+
+def written(mark):
+    """A mark and what belongs behind it."""
+    kind, name = mark.groups()
+    text = KINDS[kind](name) if kind in KINDS else figure(name, kind)
+    space = "\n\n" if text.startswith("|") else ""
+    return f"<!-- {kind}: {name} -->{space}{text}{space}<!-- end -->"
+
+
+def page(path=PAGE):
+    """A page with all its figures written anew."""
+    return MARK.sub(written, path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
     draw()
-    PAGE.write_text(page(), encoding="utf-8")
+    for path in PAGES:
+        if page(path) != path.read_text(encoding="utf-8"):
+            path.write_text(page(path), encoding="utf-8")
+            print(f"written: {path}")

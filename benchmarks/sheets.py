@@ -19,10 +19,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, number, read, table, write
+
 SHEETS, TEACHERS = ROOT / "exercises" / "sheets", ROOT / "exercises" / "teachers"
-RESULTS = ROOT / "benchmarks" / "results" / "sheets.json"
 BEGIN, END = "<!-- figures: written by benchmarks/sheets.py -->", "<!-- end of figures -->"
+LOOP = re.compile(r"^( *)for (\w+) in ([^\n]*); do\n(.*?)^\1done$", re.DOTALL | re.MULTILINE)
 NONE = "These runs have not been made for this note, so figures are not given."
 # What else a sheet asks to look at: columns of metrics.csv, and what is taken of each run's.
 LAST, LARGEST = ("in the end", lambda column: column[-1]), ("at most", max)
@@ -43,31 +44,19 @@ COLUMNS = {
 
 
 def commands(text):
-    """All commands of a sheet, lists of words, in the order in which a shell would run them."""
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [line.strip() for block in blocks for line in re.sub(r"\\\n", " ", block).splitlines() if line.strip()]
-    return played(lines, {})
-
-
-def played(lines, names):
-    """What a shell would run: loops (`for x in a b; do` … `done`), assignments (x="…") and $x are understood."""
-    found, i = [], 0
-    while i < len(lines):
-        line = lines[i]
-        i += 1
-        if loop := re.fullmatch(r"for (\w+) in (.*); do", line):
-            depth, start = 1, i
-            while depth:
-                depth += lines[i].startswith("for ") - (lines[i] == "done")
-                i += 1
-            for value in loop[2].split():
-                found += played(lines[start : i - 1], names | {loop[1]: value})
-        else:
-            line = re.sub(r"\$(\w+)", lambda match: names[match[1]], line)
-            if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
-                names = names | {assignment[1]: assignment[2]}
-            else:
-                found.append(shlex.split(line))
+    """What a shell would run of a sheet, lists of words. Loops, assignments (x="…") and $x are understood."""
+    text = "".join(re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    while loop := LOOP.search(text):  # the outer one of two comes first
+        _, name, values, body = loop.groups()
+        rounds = [re.sub(rf"\${name}\b", value, body) for value in values.split()]
+        text = text.replace(loop[0], "".join(rounds), 1)
+    found, names = [], {}
+    for line in text.splitlines():
+        line = re.sub(r"\$(\w+)", lambda match: names[match[1]], line.strip())
+        if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
+            names[assignment[1]] = assignment[2]
+        elif line:
+            found.append(shlex.split(line))
     return found
 
 
@@ -99,40 +88,34 @@ def run_sheet(week, folder):
             command = [sys.executable, str(ROOT / script), *flags, "--no-progress"]
             subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         setting, seed = run.name.rsplit("-seed-", 1)
-        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        known = read("sheets")
         known.setdefault(week, {}).setdefault(setting, {})[seed] = figures(week, run)
-        RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        write("sheets", known)
 
 
-def short(x):
-    """A number with four digits or so."""
-    return f"{x:.4g}" if abs(x) < 1000 else f"{x:,.0f}"
-
-
-def table(week, settings):
+def table_of(week, settings):
     """A Markdown table, a row for each setting: seeds, last evaluations, and means of the other figures."""
     columns = [f"`{column}` {words}" for column, (words, _) in COLUMNS.get(week, [])]
     titles = ["setting", "seeds", "last evaluation, mean", "of each seed", *columns]
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    rows = [titles]
     for setting, runs in settings.items():
         seeds = sorted(runs, key=int)
-        mean = lambda name: short(statistics.mean(run[name] for run in runs.values()))
-        each = ", ".join(short(runs[seed]["evaluation"]) for seed in seeds)
+        mean = lambda name: number(statistics.mean(run[name] for run in runs.values()))
+        each = ", ".join(number(runs[seed]["evaluation"]) for seed in seeds)
         others = [mean(column) for column, _ in COLUMNS.get(week, [])]
-        lines.append("| " + " | ".join([setting, ", ".join(seeds), mean("evaluation"), each, *others]) + " |")
+        rows.append([setting, ", ".join(seeds), mean("evaluation"), each, *others])
     made, asked = sum(map(len, settings.values())), len(runs_of(week))
-    if made < asked:
-        lines += ["", f"Of the sheet's {asked} runs {made} have been made; of the others figures are not given."]
-    return "\n".join(lines)
+    missing = f"\n\nOf the sheet's {asked} runs {made} have been made; of the others figures are not given."
+    return table(*rows) + (missing if made < asked else "")
 
 
 def write_tables():
     """Put the figures that there are into the notes for teachers, between the marks."""
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known = read("sheets")
     for path in sorted(TEACHERS.glob("week-*.md")):
         before, rest = path.read_text(encoding="utf-8").split(BEGIN)
         after = rest.split(END)[1]
-        text = table(path.stem, known[path.stem]) if path.stem in known else NONE
+        text = table_of(path.stem, known[path.stem]) if path.stem in known else NONE
         path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 

@@ -149,15 +149,14 @@ def main():
             continue
         ratios = [mine / other for mine, other in pairs]
         key = f"{name}, beside {args.against}" if args.against else name
-        report = read("speed")
-        report[key] = stamp(f"{script}.py") | {
+        entry = stamp(f"{script}.py") | {
             "ratio": round(statistics.median(ratios), 3),
             "ratios": [round(ratio, 3) for ratio in ratios],
             "ours": [round(mine) for mine, _ in pairs],
             "other": [round(other) for _, other in pairs],
         }
-        write("speed", report)
-        print(f"{key}: {report[key]['ratio']:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+        write("speed", read("speed") | {key: entry})
+        print(f"{key}: {entry['ratio']:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
-"""What the pages tell a reader to do is done here: the examples of docs/ppo.md, and the names that pages mention."""
+"""What the pages tell a reader to do is done here: the examples of docs/ppo.md, and the names that pages mention.
+
+Their figures are those of benchmarks/results.
+"""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -12,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PPO = (ROOT / "docs/ppo.md").read_text(encoding="utf-8")
 SECTION = PPO.split("## How do I change it?")[1].split("\n## ")[0]
 blocks = lambda kind: re.findall(rf"```{kind}\n(.*?)```", SECTION, re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --eval-episodes 2 --no-progress"
 
 
@@ -42,7 +47,7 @@ def test_environment_and_wrapper(tmp_path, monkeypatch):
     assert len(commands) == 2 and all(command(ppo, f"{flags} {SMALL}") == 0 for flags in commands)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page):
     """A page names no flag that its script lacks."""
     script = ROOT / f"{page.stem}.py"
@@ -53,3 +58,73 @@ def test_flags_exist(page):
     flags = {flag for command in commands for flag in re.findall(r"--([a-z][a-z-]+)", command)}
     names = {flag.removeprefix("no-").replace("-", "_") for flag in flags} - {"help"}
     assert names <= set(args), names - set(args)
+
+
+@pytest.fixture
+def results_page(monkeypatch):
+    """benchmarks/results_page.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("results_page")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_figures_are_the_measured_ones(page, results_page):
+    """Fails if a page shows other figures than the files in benchmarks/results, or if a mark is misspelt or open."""
+    text = page.read_text(encoding="utf-8")
+    kinds = {kind for kind, _ in results_page.MARK.findall(text)}
+    assert kinds <= {*results_page.KINDS, *results_page.COLUMNS, "seeds"}
+    assert len(results_page.MARK.findall(text)) == text.count("<!-- end -->") == text.count("<!--") / 2
+    assert results_page.page(page) == text, "run benchmarks/results_page.py"
+
+
+# Three seeds of Pole (mean 2, worst 1, most steps 1,100, median of 3 and 8 seconds 5.5); nothing was measured on Cart.
+SCORES = {
+    "Pole": {"seeds": [3, 1, 2], "returns": [3, 1.0, 2], "steps": [90, 1100, 80], "seconds": [3, None, 8]},
+    "Cart": {"seeds": []},
+}
+# The same figures under other names, a dict for each seed: (2.5 + -1) / 2 = 0.75.
+VARIANTS = {"results": {"A, x": {"1": {"score": 2.5, "step": 5}, "2": {"score": -1, "step": 6}}}, "machine": "here"}
+PAGE = """Before <!-- mean: made_scores Pole -->9<!-- end -->, <!-- seconds: made_scores Cart --><!-- end --> after.
+<!-- scores: made -->old<!-- end -->
+<!-- variants: made -->
+
+old
+
+<!-- end -->
+<!-- grid: made --><!-- end -->
+"""
+WRITTEN = """Before <!-- mean: made_scores Pole -->2<!-- end -->, <!-- seconds: made_scores Cart -->–<!-- end --> after.
+<!-- scores: made -->
+
+| environment | mean | worst seed | seeds | steps | seconds | random play | published |
+|---|---|---|---|---|---|---|---|
+| `Pole` | 2 | 1 | 1, 2, 3 | 1,100 | 5.5 | – | – |
+| `Cart` | – | – | – | – | – | – | – |
+
+<!-- end -->
+<!-- variants: made -->
+
+|  | mean | worst seed | seeds | steps |
+|---|---|---|---|---|
+| A, x | 0.75 | −1 | 1, 2 | 6 |
+
+<!-- end -->
+<!-- grid: made -->
+
+| mean (worst seed; number of seeds) | A |
+|---|---|
+| steps | 6 |
+| x | 0.75 (−1; 2) |
+
+<!-- end -->
+"""
+
+
+def test_figures_by_hand(results_page, tmp_path, monkeypatch):
+    """Fails if a figure is summarised wrongly, stays as it was, or is made up where nothing was measured."""
+    monkeypatch.setattr(importlib.import_module("common"), "RESULTS", tmp_path)
+    for name, report in {"made_scores": SCORES, "made": VARIANTS}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    assert results_page.page(tmp_path / "page.md") == WRITTEN
+    assert [results_page.number(x) for x in (-46.6254, 0.004916, -0.0001, 1234.6)] == ["−46.63", "0.005", "0", "1,235"]
