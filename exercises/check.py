@@ -7,7 +7,7 @@ last; a hunt has one.
 
     python exercises/check.py gae                        # judges my_work/ppo.py
     python exercises/check.py gae --up-to 1              # the first step only
-    python exercises/check.py gae --hint                 # a question that leads on; --hint 2 and 3 say more
+    python exercises/check.py gae --hint                 # a question that leads on; --hint 2 says more
     python exercises/check.py gae --json results.json    # writes the results in Gradescope's format as well
 
 The exit code is 0 if all that was asked for has passed, 1 if something failed, 2 if there was nothing to judge.
@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 
 from copies import is_begun
-from mechanism import HERE, ROOT, BadInput, Reference, find, hints, judge, plain, run_main
+from mechanism import HERE, HUNTS, ROOT, BadInput, Reference, find, hints, judge, plain, run_main
 
 NUMBERS = HERE / "numbers.json"  # of a handout, which has no originals
 LIMITS = {"answers": 240, "learn": 1200, "score": 240}  # seconds until a process is ended: many times what it takes
@@ -275,21 +275,13 @@ def write_json(path, tests):
         raise BadInput(f"cannot write {path}: {error}") from None
 
 
-def give_hint(task, level):
-    """Print one hint."""
-    three = hints(task.name)[0]
-    if not three:
-        raise BadInput(f"{task.name} has one hint, which came with the copy")
-    print(textwrap.fill(f"{task.name}, hint {level} of 3: {three[level - 1]}", 100))
-
-
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", help="of exercises and hunts")
     parser.add_argument("--up-to", type=int, choices=(1, 2, 3), default=3, metavar="STEP", help="the last step to take")
     parser.add_argument("--work", metavar="FOLDER", help="where the working copy is (default: my_work)")
-    parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2, 3), metavar="LEVEL", help="help me on")
+    parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2), metavar="LEVEL", help="help me on")
     parser.add_argument("--json", metavar="FILE", help="write the results in Gradescope's format as well")
     args = parser.parse_args()
     if args.json and NUMBERS.exists():
@@ -297,7 +289,9 @@ def main():
     tasks, tests, complaint, good = [find(name) for name in args.names], [], None, True
     if args.hint:
         for task in tasks:
-            give_hint(task, args.hint)
+            if task.name in HUNTS:
+                raise BadInput(f"{task.name} has one hint, which came with the copy")
+            print(textwrap.fill(f"{task.name}, hint {args.hint}: {hints(task.name)[0][args.hint - 1]}", 100))
         return 0
 
     def done(found):

@@ -30,22 +30,6 @@ def endless_table(m):
     return max(map(max, run.agent.tables[0]))
 
 
-def casino_table(m):
-    """By how much double Q-learning values a game of Casino above 0, on average; it is worth -0.1."""
-    constant = {"epsilon_start": 0.5, "epsilon_min": 0.5, "learning_rate": 0.1, "total_timesteps": 20_000}
-    agent = trained(m, env_id="Classroom/Casino-v0", algorithm="double-q", gamma=1.0, **constant).agent
-    return max(0.0, np.mean([table[0][:5] for table in agent.tables]))
-
-
-def fork_tables(m):
-    """The tables of Fork with gamma 0.5 by each algorithm but Sarsa."""
-    found = []
-    for algorithm in ("q-learning", "expected-sarsa", "double-q"):
-        given = {"epsilon_start": 0.4, "epsilon_min": 0.4, "learning_rate": 0.5, "total_timesteps": 3000, "gamma": 0.5}
-        found.append(trained(m, env_id="Classroom/Fork-v0", algorithm=algorithm, **given).agent.tables)
-    return found
-
-
 STEP = {"reward": normal(), "discount": share, "next_values": normal("3")}
 TARGETS = together(
     lists("sarsa_target", **STEP, next_action=1),
@@ -61,8 +45,6 @@ hunt(
             endless_table,
             0.02,
         ),
-        "games of Casino lose 0.1: by how much --algorithm double-q values them above 0": (casino_table, 0.03),
-        "the tables of Fork, an environment of two states, with gamma 0.5 and epsilon 0.4": (fork_tables, 0.02),
         "targets of Sarsa, expected Sarsa and double Q-learning on random numbers": lambda m: [
             TARGETS(m, np.random.default_rng(i)) for i in range(5)
         ],
@@ -188,7 +170,7 @@ hunt(
 # -------------------------------------------------------------------------------------- ppo_masked.py, ppo_rnd.py
 
 
-STILL_RUN = {"env_id": "Classroom/Doors-v0", "total_timesteps": 1000} | TINY | {"learning_rate": 0.0}
+STILL_RUN = {"env_id": "Taxi-v4", "total_timesteps": 1000} | TINY | {"learning_rate": 0.0}
 hunt(
     "hunt-masked",
     "ppo_masked.py",
@@ -222,12 +204,13 @@ hunt(
 
 SMALL_CRITIC = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "gamma": 0.9,
                 "seed": 1}  # fmt: skip
+ENDLESS = {"env_id": "Classroom/Endless-v0", "env_kwargs": '{"continuous": true}'}
 
 
 def frozen_targets(m):
     """By how much the critic's value of Endless differs from 1 + 0.9 of its target's, where targets never move."""
     settings = {"batch_size": 64, "learning_starts": 200, "total_timesteps": 1500, "tau": 0.0} | SMALL_CRITIC
-    agent = trained(m, env_id="Classroom/Endless-v0", env_kwargs='{"continuous": true}', **settings).agent
+    agent = trained(m, **settings, **ENDLESS).agent
     values = []
     for critics in (agent.critics, agent.target_critics):
         values.append(min(critic(tensor([[0.0]]), tensor([[0.0]])).item() for critic in critics))
@@ -252,10 +235,10 @@ hunt(
 
 def alphas(m):
     """What becomes of alpha, which begins at 1, in a short run, and its slope for a policy that is too certain."""
-    settings = {"batch_size": 64, "learning_starts": 100, "total_timesteps": 400} | SMALL_CRITIC
-    run = trained(m, env_id="Classroom/Aim-v0", **settings)
+    settings = {"batch_size": 64, "learning_starts": 100, "total_timesteps": 400} | SMALL_CRITIC | ENDLESS
     log_alpha = tensor(0.0).requires_grad_()
-    return run.metrics["alpha"][-1], slopes(m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0), log_alpha)[0]
+    slope = slopes(m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0), log_alpha)[0]
+    return trained(m, **settings).metrics["alpha"][-1], slope
 
 
 hunt(

@@ -122,12 +122,12 @@ def find(name):
 
 
 def hints(name):
-    """(three hints, what to know once it is solved) of an exercise, out of hints.md."""
+    """(two hints, what to know once it is solved) of an exercise, out of hints.md."""
     for section in (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")[1:]:
-        title, *parts = re.split(r"\n[123]\. |\n\n", section.strip())
+        title, *parts = re.split(r"\n[12]\. |\n\n", section.strip())
         if title == name:
-            *three, known = [" ".join(part.split()) for part in parts]
-            return three, known
+            *two, known = [" ".join(part.split()) for part in parts]
+            return two, known
     return [], ""
 
 

@@ -17,23 +17,20 @@ class Probe(gym.Env):
         super().reset(seed=seed)
         self.at = 0
         self.begin()
-        return self.observe(), self.info()
+        return self.observe(), {}
 
     def step(self, action):
         self.at += 1
         reward = float(self.reward(action))
         over = self.at == self.steps
         flags = over and self.end == "terminated", over and self.end == "truncated"
-        return self.observe(), reward, *flags, self.info()
+        return self.observe(), reward, *flags, {}
 
     def begin(self):
         pass
 
     def observe(self):
         return np.full(1, self.at, np.float32)
-
-    def info(self):
-        return {}
 
 
 class Walk(Probe):
@@ -42,10 +39,9 @@ class Walk(Probe):
     steps = 3
 
     def __init__(self, end="terminated"):
-        self.end, self.actions = end, []
+        self.end = end
 
     def reward(self, action):
-        self.actions.append(int(action))
         return self.at
 
 
@@ -56,36 +52,6 @@ class Chain(Walk):
 
     def observe(self):
         return self.at
-
-
-class Fork(Probe):
-    """In state 0, action 0 ends the episode and pays 0.2, action 1 leads to state 1, where only action 1 pays 1."""
-
-    observation_space = spaces.Discrete(2)
-
-    def observe(self):
-        return min(self.at, 1)
-
-    def reward(self, action):
-        if self.at == 1:
-            self.steps = 1 + action
-            return 0.2 * (action == 0)
-        return action == 1
-
-
-class Casino(Fork):
-    """In state 0, actions 5 to 9 end the episode and pay nothing; 0 to 4 lead to state 1, where each wins or loses 1.
-
-    On average a game costs 0.1, so state 1 is worth -0.1: but the highest of ten noisy estimates says otherwise.
-    """
-
-    action_space = spaces.Discrete(10)
-
-    def reward(self, action):
-        if self.at == 1:
-            self.steps = 2 if action < 5 else 1
-            return 0
-        return self.np_random.choice([-1.1, 0.9])
 
 
 class Endless(Probe):
@@ -152,42 +118,6 @@ class Cue(Probe):
         return action == self.cue
 
 
-class Doors(Probe):
-    """One step; of four doors two are open, as the mask says. The later of the two pays 1; a shut one is an error."""
-
-    observation_space, action_space = spaces.Box(0, 1, (4,)), spaces.Discrete(4)
-
-    def begin(self):
-        self.open = np.zeros(4, np.int8)
-        self.open[self.np_random.choice(4, 2, replace=False)] = 1
-
-    def observe(self):
-        return self.open.astype(np.float32) * (self.at == 0)
-
-    def info(self):
-        return {"action_mask": self.open * (self.at == 0)}
-
-    def reward(self, action):
-        if not self.open[action]:
-            raise ValueError(f"door {action} is shut")
-        return not self.open[action + 1 :].any()
-
-
-class Aim(Probe):
-    """One step; the observation is -1 or 1, and the reward is 1 - (action - observation / 2)^2."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (1,))
-
-    def begin(self):
-        self.target = np.full(1, self.np_random.choice([-1, 1]), np.float32)
-
-    def observe(self):
-        return self.target
-
-    def reward(self, action):
-        return 1 - (action[0] - self.target[0] / 2) ** 2
-
-
 class Window(Probe):
     """One step, which pays nothing. Action 1 shows three random numbers, action 0 the zeros with which it began."""
 
@@ -204,7 +134,7 @@ class Window(Probe):
         return 0
 
 
-for env in (Walk, Chain, Fork, Casino, Endless, Later, Mixed, Cue, Doors, Aim, Window):
+for env in (Walk, Chain, Endless, Later, Mixed, Cue, Window):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 
 
