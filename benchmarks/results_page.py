@@ -29,6 +29,9 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "reached by": ("seconds to threshold", len),
     "steps to threshold": ("steps to threshold", statistics.median),
     "seconds to threshold": ("seconds to threshold", statistics.median),
+    "ours / peer": ("ratios", statistics.median),
+    "lowest pair": ("ratios", min),
+    "highest pair": ("ratios", max),
     "memory, MiB": ("memory", max),
     "lines to read": ("lines", max),
 }
@@ -45,14 +48,14 @@ def entries(report, path=""):
             continue
         if key in ("results", "runs"):
             yield from entries(part)
-        elif "seeds" in part:
+        elif "seeds" in part or "ratios" in part:
             yield name, part | {"returns": part.get("returns", part.get("exact_returns", []))}
         elif "milestones" in part:
             steps, returns = list(part["milestones"].items())[-1]
             yield name, part | {"seeds": range(1, len(returns) + 1), "returns": returns, "steps": [int(steps)]}
-        elif all(seed.isdigit() for seed in part):
+        elif part and all(seed.isdigit() for seed in part):
             runs = [run.get("summary", run) for run in part.values()]
-            lists = {LISTS.get(field, field): [run[field] for run in runs] for field in runs[0]}
+            lists = {LISTS.get(field, field): [run.get(field) for run in runs] for field in runs[0]}
             yield name, lists | {"seeds": [int(seed) for seed in part]}
         else:
             yield from entries(part, name)
@@ -60,6 +63,8 @@ def entries(report, path=""):
 
 def cell(entry, title):
     """A column of an entry, as text."""
+    if title == "commit":
+        return entry.get("commit", "–")
     if title == "seeds":
         return ", ".join(map(str, sorted(entry.get("seeds", [])))) or "–"
     field, summary = COLUMNS[title]
@@ -91,7 +96,7 @@ def peer_of(script, env_id):
 def published(script, env_id):
     """What others report; the optimum where it is known."""
     known = PUBLISHED.get(env_id, {})
-    return known.get(script) or (f"{known['optimum']} is the optimum" if "optimum" in known else "–")
+    return known.get(script) or (f"{number(known['optimum'])} is the optimum" if "optimum" in known else "–")
 
 
 def scores(script):
@@ -115,9 +120,9 @@ def intervals(script):
 
 
 def variants(file):
-    """A table of the variants in a result file, with the columns of which it has any figure."""
-    found = dict(entries(read(file)))
-    titles = ["mean", "worst seed", "seeds", *list(COLUMNS)[2:]]
+    """A table of the entries in a result file, with the columns that hold anything; no script beside its own text."""
+    found = {name: entry for name, entry in entries(read(file)) if "beside" not in name}
+    titles = ["mean", "worst seed", "seeds", *list(COLUMNS)[2:], "commit"]
     titles = [title for title in titles if any(cell(entry, title) != "–" for entry in found.values())]
     return table(["", *titles], *[[name, *[cell(entry, title) for title in titles]] for name, entry in found.items()])
 
@@ -125,11 +130,13 @@ def variants(file):
 def grid(file):
     """A table with a row for each variant and a column for each environment."""
     found = {tuple(name.rsplit(", ", 1)): entry for name, entry in entries(read(file))}
-    env_ids = list(dict.fromkeys(env_id for env_id, _ in found))
-    steps = [max(max(entry["steps"]) for (there, _), entry in found.items() if there == env_id) for env_id in env_ids]
-    rows = [["mean (worst seed; number of seeds)", *env_ids], ["steps", *map(number, steps)]]
+    steps = {}
+    for (env_id, _), entry in found.items():
+        steps.setdefault(env_id, []).extend(entry.get("steps", []))
+    rows = [["mean (worst seed; number of seeds)", *steps]]
+    rows.append(["steps", *[cell({"steps": taken}, "steps") for taken in steps.values()]])
     for variant in dict.fromkeys(variant for _, variant in found):
-        there = [found.get((env_id, variant), {"seeds": []}) for env_id in env_ids]
+        there = [found.get((env_id, variant), {"seeds": []}) for env_id in steps]
         cells = [f"{cell(entry, 'mean')} ({cell(entry, 'worst seed')}; {len(entry['seeds'])})" for entry in there]
         rows.append([variant, *cells])
     return table(*rows)
@@ -144,20 +151,10 @@ def peers(file):
     return table(*rows)
 
 
-def speeds(file):
-    """The table of speeds, without rows that compare a script with itself at another commit."""
-    rows = [["what", "ours / peer", "lowest to highest of the pairs", "commit"]]
-    for name, entry in read(file).items():
-        if "beside" not in name:
-            pairs = f"{min(entry['ratios']):.2f} to {max(entry['ratios']):.2f}"
-            rows.append([name, f"{entry['ratio']:.2f}", pairs, entry.get("commit", "–")])
-    return table(*rows)
-
-
 def total(name):
     """The sum of a field of all entries, "FILE FIELD"."""
     file, field = name.split()
-    return number(sum(entry[field] for entry in read(file).values()))
+    return number(sum(entry.get(field, 0) for entry in read(file).values()))
 
 
 def shares():
@@ -165,15 +162,14 @@ def shares():
     found = []
     for script in SCRIPTS:
         for env_id, entry in read(f"{script}_scores").items():
-            found.append((script, env_id, "ours", entry["returns"]))
+            found.append((script, env_id, "ours", entry.get("returns")))
             found.append((script, env_id, "peer", peer_of(script, env_id).get("returns")))
     found = [entry for entry in found if entry[3]]
     for script, env_id, side, returns in found:
         known = PUBLISHED.get(env_id, {})
         rivals = [iqm(others) for _, other, _, others in found if other == env_id]
         best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", min(rivals))])
-        if env_id in read("random"):
-            worst = read("random")[env_id]["returns"][0]
+        for worst in read("random").get(env_id, {}).get("returns", []):
             yield script, env_id, side, *[(x - worst) / (best - worst) for x in (iqm(returns), *interval(returns))]
 
 
@@ -198,7 +194,7 @@ def draw():
     picture.savefig(RESULTS / "overview.png", dpi=110)
 
 
-KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, speeds, total)}
+KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, total)}
 
 
 def written(mark):
