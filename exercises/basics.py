@@ -4,11 +4,8 @@ import random
 from types import SimpleNamespace
 from unittest import mock
 
-import probes  # noqa: F401  (registers its environments)
 from inputs import lists, normal, pick, share, together, uniform, whole
 from mechanism import exercise
-
-# -------------------------------------------------------------------------------------------------------- bandits.py
 
 UCB = {"values": normal("A", 0.3), "counts": whole(0, 4, "A"), "t": whole(2, 9), "c": uniform(0.2, 3)}
 exercise(
@@ -55,8 +52,6 @@ exercise(
         "forgetting the baseline": "(reward - baseline) -> reward",
     },
 )
-
-# ------------------------------------------------------------------------------------------------------- planning.py
 
 # In 0, action 0 pays 1 and ends, action 1 leads to 1. In 1, action 0 pays 3 and ends; action 1 leads back to 0, or pays
 # 5.5 and ends, each half of the time. As in FrozenLake's table, ends have a next state as well.
@@ -167,8 +162,6 @@ exercise(
     },
 )
 
-# ----------------------------------------------------------------------------------------------------- prediction.py
-
 
 def episode(draw):
     """Some steps among four states, of which the last one ends the episode or not."""
@@ -216,8 +209,6 @@ exercise(
         "forgetting lambda: traces fade by gamma lambda": "[gamma * trace_decay * trace -> [gamma * trace",
     },
 )
-
-# ------------------------------------------------------------------------------------------------------ qlearning.py
 
 CLIFF = {"env_id": "CliffWalking-v1", "total_timesteps": 50_000, "learning_rate": 0.5, "anneal_lr": True, "gamma": 1.0,
          "max_episode_steps": 1000, "seed": 1}  # fmt: skip

@@ -5,7 +5,6 @@ Of a hunt with several bugs a number draws one; all have the same cases.
 """
 
 import numpy as np
-import probes  # noqa: F401  (registers the probe environments)
 from inputs import lists, normal, share, slopes, tensor, together
 from mechanism import hunt
 from runner import trained
@@ -19,9 +18,6 @@ def last(column, **settings):
 def mean_return(m, run, episodes=20):
     """The mean return of deterministic episodes."""
     return m.evaluate(run.agent, run.args, episodes, 1)[0]
-
-
-# ------------------------------------------------------------------------------------------------------ qlearning.py
 
 
 def endless_table(m):
@@ -59,8 +55,6 @@ hunt(
         "With --algorithm double-q values are too high where rewards are noisy, as if there were one table only.",
     },
 )
-
-# ------------------------------------------------------------------------------------------------------------ dqn.py
 
 SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
@@ -107,8 +101,6 @@ hunt(
         "training get worse and worse, whatever the evaluations say.",
     },
 )
-
-# ------------------------------------------------------------------------------------------------------------ ppo.py
 
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
@@ -167,9 +159,6 @@ hunt(
     },
 )
 
-# -------------------------------------------------------------------------------------- ppo_masked.py, ppo_rnd.py
-
-
 STILL_RUN = {"env_id": "Taxi-v4", "total_timesteps": 1000} | TINY | {"learning_rate": 0.0}
 hunt(
     "hunt-masked",
@@ -199,8 +188,6 @@ hunt(
         "it seems to credit the wrong steps."
     },
 )
-
-# -------------------------------------------------------------------------------------------- ddpg_td3.py, sac.py
 
 SMALL_CRITIC = {"actor_learning_rate": 3e-3, "critic_learning_rate": 1e-2, "hidden_sizes": (32,), "gamma": 0.9,
                 "seed": 1}  # fmt: skip
@@ -256,8 +243,6 @@ hunt(
     },
 )
 
-# ------------------------------------------------------------------------------------------------------------- es.py
-
 
 def uphill_cosine(m):
     """The cosine of the angle between the gradient that candidates find and the direction in which returns grow."""
@@ -293,8 +278,6 @@ hunt(
     },
 )
 
-# ----------------------------------------------------------------------------------------------------------- ppod.py
-
 
 def tiny_sequences(m):
     """(agent, SequenceBuffer of three rows of one slot, Args): a row of demo 1, a reset row, a row of the agent's."""
@@ -329,7 +312,6 @@ hunt(
         "policy does not take more from them than from its own episodes."
     },
 )
-# ------------------------------------------------------------------------------------------ mappo.py, maddpg_matd3.py
 
 
 def units(m):
@@ -378,8 +360,6 @@ hunt(
         "critic knows, and actor_loss rises as if that were what the actors want."
     },
 )
-
-# -------------------------------------------------------------------------------------------------------- rainbow.py
 
 
 def endless_q(m):

@@ -10,6 +10,7 @@ from functools import partial
 from operator import attrgetter
 
 import numpy as np
+import probes  # noqa: F401  (registers its environments)
 
 
 class Draw:

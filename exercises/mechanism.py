@@ -124,7 +124,7 @@ def find(name):
 def hints(name):
     """(two hints, what to know once it is solved) of an exercise, out of hints.md."""
     for section in (HERE / "hints.md").read_text(encoding="utf-8").split("\n## ")[1:]:
-        title, *parts = re.split(r"\n[12]\. |\n\n", section.strip())
+        title, *parts = re.split(r"\n[123]\. ", section.strip())
         if title == name:
             *two, known = [" ".join(part.split()) for part in parts]
             return two, known
@@ -190,12 +190,6 @@ def load(path):
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # dataclasses look there
     try:
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {path.name}: {error}") from None
-    except SyntaxError as error:
-        raise BadInput(f"{path.name}, line {error.lineno}: {error.msg}") from None
-    except ModuleNotFoundError as error:
-        raise BadInput(f"{path.name} needs {error.name}: pip install -r requirements.txt") from None
     except (Exception, SystemExit) as error:
         raise BadInput(f"{path.name}{place(error, module)} cannot be imported: {in_words(error)}") from None
     return module

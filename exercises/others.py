@@ -4,11 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import probes  # noqa: F401  (registers its environments)
 from inputs import arrays, flags, lists, normal, pick, share, slopes, tensor, tensors, together, uniform
 from mechanism import exercise
-
-# ------------------------------------------------------------------------------------------------------- ddpg_td3.py
 
 PENDULUM = {"env_id": "Pendulum-v1", "total_timesteps": 12_000, "batch_size": 128, "hidden_sizes": (64, 64),
             "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "gamma": 0.98, "eval_every": 1_000,
@@ -158,8 +155,6 @@ exercise(
     learn=(PENDULUM | DDPG, -600.0),
 )
 
-# ------------------------------------------------------------------------------------------------------------- es.py
-
 ES_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 200_000, "seed": 1}
 
 
@@ -247,8 +242,6 @@ exercise(
     },
     learn=(ES_CARTPOLE, 200.0),
 )
-
-# ---------------------------------------------------------------------------------------------------------- mappo.py
 
 SPREAD = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2}', "total_timesteps": 10_000,
           "learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "seed": 1}  # fmt: skip
@@ -382,8 +375,6 @@ exercise(
     learn=(SPREAD | {"recurrent": True}, -60.0),
 )
 
-# -------------------------------------------------------------------------------------------------- maddpg_matd3.py
-
 PARTICLES = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2, "continuous_actions": true}', "gamma": 0.95,
              "share_policy": True, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "num_envs": 8,
              "tau": 0.01, "total_timesteps": 8000, "seed": 1}  # fmt: skip
@@ -444,8 +435,6 @@ exercise(
     },
     learn=(PARTICLES | {"n_step": 3}, -46.0),
 )
-
-# -------------------------------------------------------------------------------------------------------- ppo_rnd.py
 
 CURIOUS_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_envs": 32, "num_steps": 64,
                     "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
@@ -517,8 +506,6 @@ exercise(
     learn=(CURIOUS_CARTPOLE, 200.0),
 )
 
-
-# ----------------------------------------------------------------------------------------------------------- ppod.py
 
 # The demo of MountainCar; in a handout it lies beside the checks.
 HERE = Path(__file__).resolve().parent

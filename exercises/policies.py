@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import probes  # noqa: F401  (registers its environments)
 from inputs import FLAGS, ROLLOUT, Draw, normal, refuses, rollout, share, slopes, tensor, tensors, together, uniform
 from mechanism import exercise
 
@@ -112,8 +111,6 @@ exercise(
     learn=(CARTPOLE, 200.0),
 )
 
-# ------------------------------------------------------------------------------------------------------- PPO's losses
-
 
 def surrogate(r, advantage):
     """The loss of one row, epsilon 0.2, and its derivative by log r."""
@@ -193,8 +190,6 @@ exercise(
     learn=(CARTPOLE | {"clip_vloss": True, "clip_vloss_coef": 10.0}, 200.0),
 )
 
-# ------------------------------------------------------------------------------------------------------------ V-trace
-
 
 def vtrace(*ends, rho_clip=1.0):
     """A case of three steps with ratios 2, 1/2 and 1."""
@@ -245,8 +240,6 @@ exercise(
     },
     learn=(CARTPOLE | {"estimator": "vtrace"}, 200.0),
 )
-
-# ------------------------------------------------------------------------------------------------------ distributions
 
 CORRECTION = "2 * (math.log(2) - u - nn.functional.softplus(-2 * u))"
 SQUASHED = "squashed_gaussian"

@@ -79,27 +79,6 @@ class Later(Probe):
         return self.at == 2 and action == 1
 
 
-class Mixed(Probe):
-    """Episodes take turns: one step that terminates, then three, after which the clock is stopped. Observations count
-    the steps of all episodes, and so do rewards.
-    """
-
-    observation_space = spaces.Box(0, 99, (1,))
-    steps = 3
-    count = 0
-
-    def begin(self):
-        self.steps, self.end = (1, "terminated") if self.steps == 3 else (3, "truncated")
-        self.count += 10
-
-    def observe(self):
-        return np.full(1, self.count, np.float32)
-
-    def reward(self, action):
-        self.count += 1
-        return self.count
-
-
 class Cue(Probe):
     """One step; the observation is -1 or 1 (more by `offset`); the action that goes with it, 0 or 1, pays 1."""
 
@@ -134,8 +113,9 @@ class Window(Probe):
         return 0
 
 
-for env in (Walk, Chain, Endless, Later, Mixed, Cue, Window):
+for env in (Walk, Chain, Endless, Later, Cue, Window):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
+gym.register("Classroom/CutWalk-v0", Walk, disable_env_checker=True, kwargs={"end": "truncated"})
 
 
 class Ayes:

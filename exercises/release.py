@@ -89,7 +89,6 @@ Once: `pip install -r requirements.txt`. A check stops at the first thing that i
 An exercise has up to three steps: your functions on numbers that can be followed with a pencil; the same on random
 inputs; and a run that has to learn. `--up-to 1` takes only the first. `--hint` and `--hint 2` help you on.
 A bug hunt is judged by what the script does, so mend it as you like: all but one line of it is sound.
-Change what you like in the scripts; the other files belong to the checks.
 """
 
 

@@ -63,9 +63,6 @@ def noted(m, function, note, **settings):
     return seen
 
 
-# ------------------------------------------------------------------------------------------------------------ build-dqn
-
-
 def linear_q(m, slopes_of_q):
     """A QNetwork for observations of one number: an action's value is its slope times the number."""
     import torch
@@ -197,10 +194,11 @@ exercise(
         "| which network says what, about which state, and where the gradient has to go": lambda m: dqn_step(
             m, [1, 2], [6, 3], [[1], [2]], [0, 1], [1, 2], [[2], [3]], [False, True], 0.5
         ),
-        "train in Mixed, whose episodes terminate after one step, or are truncated after three: (obs, reward, "
-        "next obs, terminated) of each of twelve transitions that are added | what a step begins with": lambda m: noted(
-            m, "ReplayBuffer.add", transition, env_id="Classroom/Mixed-v0", total_timesteps=12
-        ),
+        "train for seven steps in Walk, whose episodes terminate after three, and where they are truncated instead: "
+        "(obs, reward, next obs, terminated) of all transitions that are added | what a step begins with": lambda m: [
+            noted(m, "ReplayBuffer.add", transition, env_id=f"Classroom/{walk}-v0", total_timesteps=7)
+            for walk in ("Walk", "CutWalk")
+        ],
         "train in Endless, 40 steps, learning_starts 10, train_every 2: steps of the optimizer; whether "
         "gradients add up | when there is an update, and what happens in it": updates_of_train,
         "train in Endless, 60 steps, target_every 20: whether network and target of dqn_loss are one object; "
@@ -238,8 +236,6 @@ exercise(
     },
     learn=(CARTPOLE, 100.0),
 )
-
-# ------------------------------------------------------------------------------------------------------------ build-ppo
 
 
 def chosen(m):

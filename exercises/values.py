@@ -3,12 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
-import probes  # noqa: F401  (registers its environments)
 from gymnasium import spaces
 from inputs import flags, normal, pick, refuses, share, tensors, together
 from mechanism import exercise
-
-# ------------------------------------------------------------------------------------------------------------ dqn.py
 
 DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2,
                 "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64),
@@ -131,8 +128,6 @@ exercise(
     },
     learn=(DQN_CARTPOLE, 60.0),
 )
-
-# -------------------------------------------------------------------------------------------------------- rainbow.py
 
 RAINBOW_CARTPOLE = dict.fromkeys("double prioritized dueling multi_step distributional noisy".split(), False) | {
     "env_id": "CartPole-v1", "total_timesteps": 30_000, "num_envs": 4, "train_frequency": 64, "gradient_steps": 32,
