@@ -66,7 +66,9 @@ def cell(entry, title):
     if title == "commit":
         return entry.get("commit", "–")
     if title == "seeds":
-        return ", ".join(map(str, sorted(entry.get("seeds", [])))) or "–"
+        seeds = sorted(entry.get("seeds", []))
+        in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+        return f"{seeds[0]}–{seeds[-1]}" if in_a_row else ", ".join(map(str, seeds)) or "–"
     field, summary = COLUMNS[title]
     values = [value for value in entry.get(field, []) if value is not None]
     return number(summary(values)) if values else "–"

@@ -98,7 +98,7 @@ WRITTEN = """Before <!-- mean: made_scores Pole -->2<!-- end -->, <!-- seconds: 
 
 | environment | mean | worst seed | seeds | steps | seconds | random play | published |
 |---|---|---|---|---|---|---|---|
-| `Pole` | 2 | 1 | 1, 2, 3 | 1,100 | 5.5 | – | – |
+| `Pole` | 2 | 1 | 1–3 | 1,100 | 5.5 | – | – |
 | `Cart` | – | – | – | – | – | – | – |
 
 <!-- end -->

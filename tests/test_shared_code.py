@@ -288,11 +288,3 @@ def test_everything_public_is_documented(path):
     assert ast.get_docstring(tree)
     public = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
     assert public and not [node.name for node in public if not ast.get_docstring(node)]
-
-
-def test_results_page_is_up_to_date(monkeypatch):
-    """Fails if docs/results.md shows other figures than the outputs in benchmarks/results."""
-    monkeypatch.syspath_prepend(str(shared_code.ROOT / "benchmarks"))
-    import results_page
-
-    assert results_page.PAGE.read_text(encoding="utf-8") == results_page.page(), "run benchmarks/results_page.py"
