@@ -253,9 +253,9 @@ def show(task, student, up_to, done):
         failed = [test for test in tests if test["status"] == "failed"]
         if good:  # else the step was not reached
             right = len(tests) - len(failed)
-            print(f": FAILED, {right} of {len(tests)} cases are right" if failed else ": passed")
+            some = f", {right} of {len(tests)} cases are right" if right else ""
             output = failed[0]["output"] if failed else tests[0]["output"].removeprefix("passed")
-            print(textwrap.indent(output.strip("\n"), "    "), flush=True)
+            print(f": FAILED{some}" if failed else ": passed", *output.splitlines(), sep="\n    ", flush=True)
         good = good and not failed
     if good:
         whole = up_to >= len(steps(task))

@@ -42,8 +42,7 @@ def trained(module, folder=None, **settings):
 
         def finish(self):
             with contextlib.redirect_stdout(io.StringIO()):
-                self.summary = super().finish()
-            return self.summary
+                return super().finish()
 
     once = {"eval_every": 10**9, "checkpoint_every": 10**9}  # at the end
     args = module.Args(**once | settings, run_dir=f"{folder}/run", progress=False)

@@ -1,5 +1,6 @@
 """Milestones: a whole algorithm written from scratch, in a small script of its own, function by function."""
 
+from operator import attrgetter
 from types import SimpleNamespace
 from unittest import mock
 
@@ -48,8 +49,6 @@ def gradients_of_train(m, env_id, **settings):
 
 def noted(m, function, note, **settings):
     """What note(arguments, result) gives for each call of a function while train() runs, as a list."""
-    from operator import attrgetter
-
     owner, _, name = function.rpartition(".")
     original, seen = attrgetter(function)(m), []
 

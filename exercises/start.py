@@ -11,7 +11,7 @@ The copy is cut out of the script as it stands today, so it cannot be out of dat
 """
 
 import argparse
-import os
+import sys
 import textwrap
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def main():
     path = write_copy(tasks, args.work, args.number, args.force)
     for task in tasks:
         print("\n".join([*describe(task, args.number), ""]))
-    command = f"python {os.path.relpath(Path(__file__).with_name('check.py'))} {' '.join(args.names)}"
+    command = f"python {Path(sys.argv[0]).with_name('check.py')} {' '.join(args.names)}"
     print(f"Work in {path}. Then: {command}" + (f" --work {args.work}" if args.work != "my_work" else ""))
 
 
