@@ -25,7 +25,7 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "success": ("success", statistics.mean),
     "success, actions drawn": ("success_drawn", statistics.mean),
     "steps": ("steps", max),
-    "seconds": ("seconds", statistics.median),
+    "seconds": ("seconds", lambda seconds: round(statistics.median(seconds))),
     "reached by": ("seconds to threshold", len),
     "steps to threshold": ("steps to threshold", statistics.median),
     "seconds to threshold": ("seconds to threshold", statistics.median),
