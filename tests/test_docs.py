@@ -77,7 +77,7 @@ def test_figures_are_the_measured_ones(page, results_page):
     assert results_page.page(page) == text, "run benchmarks/results_page.py"
 
 
-# Three seeds of Pole (mean 2, worst 1, most steps 1,100, median of 3 and 8 seconds 5.5, rounded 6); nothing was measured on Cart.
+# Three seeds of Pole (mean 2, worst 1, most steps 1,100, median of 3 and 8 seconds 6); nothing was measured on Cart.
 SCORES = {
     "Pole": {"seeds": [3, 1, 2], "returns": [3, 1.0, 2], "steps": [90, 1100, 80], "seconds": [3, None, 8]},
     "Cart": {"seeds": []},
