@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import ROOT, number, read, table, write
+from common import ROOT, number, read, stamp, table, write
 
 SHEETS, TEACHERS = ROOT / "exercises" / "sheets", ROOT / "exercises" / "teachers"
 BEGIN, END = "<!-- figures: written by benchmarks/sheets.py -->", "<!-- end of figures -->"
@@ -89,24 +89,26 @@ def run_sheet(week, folder):
             subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         setting, seed = run.name.rsplit("-seed-", 1)
         known = read("sheets")
-        known.setdefault(week, {}).setdefault(setting, {})[seed] = figures(week, run)
+        made = {field: stamp(script)[field] for field in ("commit", "machine")}
+        known.setdefault(week, {}).setdefault(setting, {})[seed] = figures(week, run) | made
         write("sheets", known)
 
 
 def table_of(week, settings):
     """A Markdown table, a row for each setting: seeds, last evaluations, and means of the other figures."""
     columns = [f"`{column}` {words}" for column, (words, _) in COLUMNS.get(week, [])]
-    titles = ["setting", "seeds", "last evaluation, mean", "of each seed", *columns]
-    rows = [titles]
+    rows = [["setting", "seeds", "last evaluation, mean", "of each seed", *columns]]
     for setting, runs in settings.items():
         seeds = sorted(runs, key=int)
         mean = lambda name: number(statistics.mean(run[name] for run in runs.values()))
         each = ", ".join(number(runs[seed]["evaluation"]) for seed in seeds)
         others = [mean(column) for column, _ in COLUMNS.get(week, [])]
         rows.append([setting, ", ".join(seeds), mean("evaluation"), each, *others])
-    made, asked = sum(map(len, settings.values())), len(runs_of(week))
-    missing = f"\n\nOf the sheet's {asked} runs {made} have been made; of the others figures are not given."
-    return table(*rows) + (missing if made < asked else "")
+    made = [run for runs in settings.values() for run in runs.values()]
+    text = f"{table(*rows)}\n\n{len(made)} of the sheet's {len(runs_of(week))} runs."
+    for field in ("commit", "machine"):
+        text += f" {field.capitalize()}: {', '.join(sorted({run.get(field, 'not recorded') for run in made}))}."
+    return text
 
 
 def write_tables():
