@@ -15,6 +15,7 @@ import importlib
 import multiprocessing
 import os
 import random
+import re
 import shlex
 import sys
 import tempfile
@@ -60,15 +61,13 @@ def run(script, flags, seconds=None):
 
 def chain(script, flags, longest, rng):
     """Kill and resume a run until it is over; the number of kills."""
-    own = [
-        word for pair in zip(*[iter(shlex.split(flags))] * 2) for word in pair if pair[0] in ("--env-id", "--wrappers")
-    ]
+    own = re.findall(r"--(?:env-id|wrappers) \S+", flags)
     kills = 0
     begin = f"{flags} --run-dir run"
     while not run(script, begin, rng.uniform(0, longest)):
         kills += 1
         if Path("run/config.json").exists():
-            begin = f"--resume run {shlex.join(own) if ':' in flags or '--wrappers' in flags else ''}"
+            begin = f"--resume run {' '.join(own) if ':' in flags or '--wrappers' in flags else ''}"
     return kills
 
 

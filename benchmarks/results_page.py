@@ -4,7 +4,7 @@
 
 What stands on a page between <!-- KIND: NAME --> and <!-- end --> is written anew; KINDS and COLUMNS below are the
 kinds. NAME is a script for a table of its scores, a result file for a table of variants, and "FILE ENTRY" for a single
-figure, such as "ppo_scores CartPole-v1". Where nothing was measured, there is a dash.
+figure. Where nothing was measured, there is a dash.
 """
 
 import json
@@ -14,7 +14,6 @@ import statistics
 from common import RESULTS, ROOT, interval, iqm, number, read, table
 from peers import OURS
 
-PAGE = ROOT / "docs" / "results.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLISHED = json.loads((ROOT / "benchmarks/data/published.json").read_text(encoding="utf-8"))
 SCRIPTS = "ppo ppo_masked ppo_rnd dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
@@ -185,13 +184,16 @@ def draw():
     axis = picture.subplots()
     for script, env_id, side, share, low, high in found:
         row = places[script, env_id] + (0.25 if side == "peer" else 0)
-        style = {"fmt": "o", "color": "C0"} if side == "ours" else {"fmt": "D", "color": "C1"}
+        style = {"fmt": "o", "color": "C0", "label": "these scripts"}
+        if side == "peer":
+            style = {"fmt": "D", "color": "C1", "label": "the peers"}
         errors = [[max(share - low, 0)], [max(high - share, 0)]]
         axis.errorbar(share, row, xerr=errors, markersize=4, capsize=2, **style)
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(places)), [f"{script}.py   {env_id}" for script, env_id in places], fontsize="small")
-    axis.invert_yaxis()
-    axis.set(xlim=(0, 1.1), xlabel="share of the best known score (0: random actions)")
+    axis.set(xlim=(0, 1.1), ylim=(len(places), -1), xlabel="share of the best known score (0: random actions)")
+    by_label = dict(zip(*axis.get_legend_handles_labels()[::-1]))
+    axis.legend(by_label.values(), by_label, loc="lower left")
     axis.grid(axis="x", alpha=0.3)
     picture.savefig(RESULTS / "overview.png", dpi=110)
 
@@ -207,7 +209,7 @@ def written(mark):
     return f"<!-- {kind}: {name} -->{space}{text}{space}<!-- end -->"
 
 
-def page(path=PAGE):
+def page(path):
     """A page with all its figures written anew."""
     return MARK.sub(written, path.read_text(encoding="utf-8"))
 
