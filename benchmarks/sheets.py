@@ -67,8 +67,7 @@ def figures(week, run):
     with open(run / "metrics.csv") as file:
         rows = list(csv.DictReader(file))
     for column, (_, taken) in COLUMNS.get(week, []):
-        numbers = [float(row[column]) for row in rows if row[column] not in ("", "nan")]
-        found[column] = taken(numbers)
+        found[column] = taken([float(row[column]) for row in rows if row[column] not in ("", "nan")])
     return found
 
 
