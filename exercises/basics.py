@@ -8,6 +8,7 @@ from inputs import lists, normal, pick, share, together, uniform, whole
 from mechanism import exercise
 
 UCB = {"values": normal("A", 0.3), "counts": whole(0, 4, "A"), "t": whole(2, 9), "c": uniform(0.2, 3)}
+RANDOM_REWARD = {"reward": normal(), "baseline": normal(), "alpha": share}
 exercise(
     "bandit",
     course="week 1, 40 minutes: bandits: action values, UCB, gradient bandit",
@@ -32,14 +33,7 @@ exercise(
     random=together(
         lists("new_value", value=normal(), reward=normal(), count=whole(1, 9), alpha=pick(None, 0.0, share)),
         together(*[lists("ucb_action", **UCB)] * 20),
-        lists(
-            "new_preferences",
-            preferences=normal("A"),
-            action=whole(0, "A"),
-            reward=normal(),
-            baseline=normal(),
-            alpha=share,
-        ),
+        lists("new_preferences", preferences=normal("A"), action=whole(0, "A"), **RANDOM_REWARD),
     ),
     mistakes={
         "forgetting to take away the old estimate": "(reward - value) -> reward",
@@ -271,6 +265,47 @@ exercise(
     learn=(CLIFF, -17.0),  # the shortest way has 13 steps
 )
 
+TD_STEP = {"reward": 1.0, "discount": 0.5, "next_values": [3.0, 7.0, 2.0]}
+TIED_STEP = {"reward": normal(), "discount": share, "next_values": whole(0, 4, "A")}
+NORMAL_STEP = {"reward": normal(), "discount": share, "next_values": normal("A")}
+exercise(
+    "td-targets",
+    course="week 3, 30 minutes: Sarsa, expected Sarsa, double Q-learning",
+    cut="qlearning.py: sarsa_target, expected_sarsa_target, double_q_target",
+    task="write the three targets that differ from Q-learning's in one term only. `next_values` and "
+    "`other_next_values` are lists; `discount` is gamma, or 0 where the episode terminated. The policy pi of expected "
+    "Sarsa is epsilon-greedy: with probability epsilon any action, also the best one.",
+    cases={
+        "Sarsa | eq. 6.7": lists("sarsa_target", **TD_STEP, next_action=2),
+        "expected Sarsa | the probability of the best action: 1 - epsilon + epsilon / n": lists(
+            "expected_sarsa_target", **TD_STEP, epsilon=0.3
+        ),
+        "double Q | which table chooses and which one judges": lists(
+            "double_q_target", **TD_STEP, other_next_values=[10.0, 4.0, 20.0]
+        ),
+    },
+    random=together(
+        lists("sarsa_target", **TIED_STEP, next_action=whole(0, "A")),
+        lists("expected_sarsa_target", **TIED_STEP, epsilon=share),
+        lists("double_q_target", **NORMAL_STEP, other_next_values=normal("A")),
+    ),
+    mistakes={
+        "taking the highest value: that is Q-learning": "next_values[next_action] -> max(next_values)",
+        "giving the best action no share of the random ones": "sum(next_values) / len(next_values) -> "
+        "(sum(next_values) - max(next_values)) / max(len(next_values) - 1, 1)",
+        "exchanging epsilon and 1 - epsilon": "epsilon * average + (1 - epsilon) -> (1 - epsilon) * average + epsilon",
+        "counting 1 - epsilon for each of several best actions": "(1 - epsilon) * -> "
+        "next_values.count(max(next_values)) * (1 - epsilon) *",
+        "giving all of epsilon to every action that is as good as the best": "epsilon * average -> "
+        "epsilon / len(next_values) * sum(v for v in next_values if v < max(next_values))",
+        "letting the same table choose and judge: that is Q-learning": "* other_next_values[best] -> "
+        "* next_values[best]",
+        "letting the other table choose as well": "next_values.index(max(next_values)) -> "
+        "other_next_values.index(max(other_next_values))",
+    },
+    learn=(CLIFF | {"algorithm": "double-q"}, -17.0),
+)
+
 
 def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
     """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, episodes, the
@@ -286,10 +321,14 @@ def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
         agent, rng = m.make_agent(args, envs), random.Random(0)
         agent.tables[0][:] = [[value] for value in table]
         errors, epsilons = [], []
-        log = lambda **figures: errors.extend(figures[name] for name in figures if name == "td_error")
+        log = lambda **figures: errors.append(figures.get("td_error", 0.0))
         run = SimpleNamespace(step=0, episodes=[], log=log, check_finite=lambda **_: None)
-        chosen = lambda values, epsilon, rng: epsilons.append(epsilon) or 0
-        with mock.patch.object(m, "epsilon_greedy", chosen):
+
+        def action_0(values, epsilon, rng):
+            epsilons.append(epsilon)
+            return 0
+
+        with mock.patch.object(m, "epsilon_greedy", action_0):
             for _ in range(2):
                 m.play_episode(agent=agent, env=env, run=run, rng=rng, args=args)
         return [row[0] for row in agent.tables[0]], run.step, sum(errors), run.episodes, epsilons
@@ -350,45 +389,4 @@ exercise(
         ),
     },
     learn=(CLIFF, -17.0),
-)
-
-TD_STEP = {"reward": 1.0, "discount": 0.5, "next_values": [3.0, 7.0, 2.0]}
-TIED_STEP = {"reward": normal(), "discount": share, "next_values": whole(0, 4, "A")}
-NORMAL_STEP = {"reward": normal(), "discount": share, "next_values": normal("A")}
-exercise(
-    "td-targets",
-    course="week 3, 30 minutes: Sarsa, expected Sarsa, double Q-learning",
-    cut="qlearning.py: sarsa_target, expected_sarsa_target, double_q_target",
-    task="write the three targets that differ from Q-learning's in one term only. `next_values` and "
-    "`other_next_values` are lists; `discount` is gamma, or 0 where the episode terminated. The policy pi of expected "
-    "Sarsa is epsilon-greedy: with probability epsilon any action, also the best one.",
-    cases={
-        "Sarsa | eq. 6.7": lists("sarsa_target", **TD_STEP, next_action=2),
-        "expected Sarsa | the probability of the best action: 1 - epsilon + epsilon / n": lists(
-            "expected_sarsa_target", **TD_STEP, epsilon=0.3
-        ),
-        "double Q | which table chooses and which one judges": lists(
-            "double_q_target", **TD_STEP, other_next_values=[10.0, 4.0, 20.0]
-        ),
-    },
-    random=together(
-        lists("sarsa_target", **TIED_STEP, next_action=whole(0, "A")),
-        lists("expected_sarsa_target", **TIED_STEP, epsilon=share),
-        lists("double_q_target", **NORMAL_STEP, other_next_values=normal("A")),
-    ),
-    mistakes={
-        "taking the highest value: that is Q-learning": "next_values[next_action] -> max(next_values)",
-        "giving the best action no share of the random ones": "sum(next_values) / len(next_values) -> "
-        "(sum(next_values) - max(next_values)) / max(len(next_values) - 1, 1)",
-        "exchanging epsilon and 1 - epsilon": "epsilon * average + (1 - epsilon) -> (1 - epsilon) * average + epsilon",
-        "counting 1 - epsilon for each of several best actions": "(1 - epsilon) * -> "
-        "next_values.count(max(next_values)) * (1 - epsilon) *",
-        "giving all of epsilon to every action that is as good as the best": "epsilon * average -> "
-        "epsilon / len(next_values) * sum(v for v in next_values if v < max(next_values))",
-        "letting the same table choose and judge: that is Q-learning": "* other_next_values[best] -> "
-        "* next_values[best]",
-        "letting the other table choose as well": "next_values.index(max(next_values)) -> "
-        "other_next_values.index(max(other_next_values))",
-    },
-    learn=(CLIFF | {"algorithm": "double-q"}, -17.0),
 )

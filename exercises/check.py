@@ -127,7 +127,7 @@ class Student:
             if len(found) < wanted:
                 found.append({"error": end or ENDED})
             if end:
-                found += [{"error": "not reached: a case before took all the time"}] * (wanted - len(found))
+                found += [{"error": "not reached: a case before did not end"}] * (wanted - len(found))
         return list(map(as_answer, found[:wanted]))
 
     def learned(self):
@@ -199,7 +199,8 @@ def as_tests(title, points, problems, printed=""):
     https://gradescope-autograders.readthedocs.io/en/latest/specs/
     """
     lines = [f"printed | {line[:200]}" for line in printed.splitlines()]
-    lines = lines[:20] + ["printed | …"] * (len(lines) > 20)
+    if len(lines) > 20:
+        lines[20:] = ["printed | …"]
     tests = []
     for i, problem in enumerate(problems):
         most = points * (i + 1) // len(problems) - points * i // len(problems)
@@ -248,15 +249,19 @@ def show(task, student, up_to, done):
     """Grade one file, printing as it goes, and calling done(tests) after each step. Returns whether all is right."""
     print(f"{task.name}: {student.path}", flush=True)
     good = True
-    for tests in grade(task, student, up_to, lambda words: print(f"  {words}", end="", flush=True)):
-        done(tests)
-        failed = [test for test in tests if test["status"] == "failed"]
-        if good:  # else the step was not reached
-            right = len(tests) - len(failed)
-            some = f", {right} of {len(tests)} cases are right" if right else ""
-            output = failed[0]["output"] if failed else tests[0]["output"].removeprefix("passed")
-            print(f": FAILED{some}" if failed else ": passed", *output.splitlines(), sep="\n    ", flush=True)
-        good = good and not failed
+    try:
+        for tests in grade(task, student, up_to, lambda words: print(f"  {words}", end="", flush=True)):
+            done(tests)
+            failed = [test for test in tests if test["status"] == "failed"]
+            if good:  # else the step was not reached
+                right = len(tests) - len(failed)
+                some = f", {right} of {len(tests)} cases are right" if right else ""
+                output = failed[0]["output"] if failed else tests[0]["output"].removeprefix("passed").strip("\n")
+                print(f": FAILED{some}" if failed else ": passed", *output.splitlines(), sep="\n    ", flush=True)
+            good = good and not failed
+    except BadInput:
+        print(": not judged", flush=True)
+        raise
     if good:
         whole = up_to >= len(steps(task))
         print(f"  {task.name} is solved" if whole else f"  {task.name} is right up to here")
@@ -286,7 +291,7 @@ def main():
     args = parser.parse_args()
     if args.json and NUMBERS.exists():
         raise BadInput("a handout is for students: grade from the repository, whose originals judge what was learnt")
-    tasks, tests, complaint, good = [find(name) for name in args.names], [], None, True
+    tasks, tests, complaints, good = [find(name) for name in args.names], [], [], True
     if args.hint:
         for task in tasks:
             if task.name in HUNTS:
@@ -303,10 +308,10 @@ def main():
         try:
             good &= show(task, Student(task, work_file(task, args.work)), args.up_to, done)
         except BadInput as error:  # with --json there is a file all the same, or Gradescope would report a crash
-            complaint = complaint or error
+            complaints.append(str(error))
             done(as_tests(f"{task.name}: {task.file}", 100, [str(error)]))
-    if complaint:
-        raise complaint
+    if complaints:
+        raise BadInput("; ".join(dict.fromkeys(complaints)))  # each once
     return 0 if good else 1
 
 

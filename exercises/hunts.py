@@ -37,10 +37,7 @@ hunt(
     "qlearning.py",
     "week 3, 40 minutes",
     cases={
-        "a state that pays 1 in every step for ever, gamma 0.5, episodes are truncated: its value": (
-            endless_table,
-            0.02,
-        ),
+        "a state that pays 1 in each step, gamma 0.5, episodes are truncated: its value": (endless_table, 0.02),
         "targets of Sarsa, expected Sarsa and double Q-learning on random numbers": lambda m: [
             TARGETS(m, np.random.default_rng(i)) for i in range(5)
         ],
@@ -81,10 +78,7 @@ hunt(
     "week 5, 40 minutes",
     cases={
         "Q of two steps, of which the second pays 1 for action 1, with gamma 0.5": (later_q, 0.15),
-        "epsilon, which is to fall from 1 to 0.1 over the first half: after a quarter of the steps, a half, and all": (
-            epsilons,
-            0.05,
-        ),
+        "epsilon, to fall from 1 to 0.1 over the first half: after a quarter, a half, and all": (epsilons, 0.05),
     },
     bugs={
         "polyak: target_weights.lerp_(weights, tau) -> target_weights.lerp(weights, tau)": "The loss goes down quickly "
@@ -341,9 +335,8 @@ hunt(
         "large, and explained_variance stays near 0."
     },
 )
+
 TEAM = {"num_envs": 4, "learning_starts": 200, "hidden_sizes": (32,), "batch_size": 64, "seed": 1}
-
-
 hunt(
     "hunt-maddpg",
     "maddpg_matd3.py",
@@ -363,6 +356,7 @@ hunt(
 
 
 def endless_q(m):
+    """Q of Endless, learnt by three-step returns alone."""
     off = dict.fromkeys(["double", "prioritized", "dueling", "distributional", "noisy"], False)
     settings = SMALL_DQN | off | {"multi_step": True, "n_step": 3, "learning_rate": 0.02}
     return trained(m, env_id="Classroom/Endless-v0", total_timesteps=3000, **settings).agent(tensor([[0.0]])).max()

@@ -177,6 +177,7 @@ def short(x):
     """Nested lists of numbers as text."""
     if isinstance(x, list):
         return f"[{', '.join(map(short, x))}]"
+    x = 0.0 if abs(x) < 0.00005 else x  # or it could be -0
     return f"{x:.4f}".rstrip("0").rstrip(".") if abs(x) < 1e6 else f"{x:.4g}"
 
 
@@ -359,7 +360,8 @@ class Reference:
     def __init__(self, task, numbers=None):
         self.task, self.calls, self.known = task, task.calls(), {}
         self.messages = list(numbers["mistakes"] if numbers else task.mistakes)
-        for mistake, answers in ({None: numbers["right"]} | numbers["mistakes"]).items() if numbers else ():
+        stored = {None: numbers["right"]} | numbers["mistakes"] if numbers else {}
+        for mistake, answers in stored.items():
             self.known |= {(i, mistake): given for i, given in enumerate(answers)}
 
     def at(self, i, mistake=None):
@@ -388,7 +390,8 @@ def judge(answers, reference):
     problems = []
     for i, (case, given) in enumerate(zip(reference.calls, answers)):
         problem = compared(case, given, reference.at(i))
-        if problem and "result" in given and not any(problems):
+        wrong = "result" in given and not same(given, reference.at(i), case.atol)
+        if problem and wrong and not any(problems):  # right numbers of the wrong kind are no known mistake
             problem += named(i, answers, reference)
         if problem and case.look:
             problem += f"\nLook next at {case.look}."
@@ -398,7 +401,7 @@ def judge(answers, reference):
 
 def compared(case, given, right):
     """None if an answer is right, else what is wrong with it."""
-    told = f"case: {case.what}"
+    told = textwrap.fill(f"case: {case.what}", 110)
     if "given" in right:
         told += f"\n{textwrap.fill(right['given'], 110)}"
     if "result" not in given:
@@ -409,7 +412,7 @@ def compared(case, given, right):
             return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}."
     if names := [name for name in given["changed"] if name not in right["changed"]]:
         told += f"\nchanged in place: {', '.join(names)}. Whoever called still needs the old numbers"
-        return f"{told}; make a new tensor or array."
+        return f"{told}; work on a copy."
     yours, expected = given["result"], right["result"]
     if close(yours, expected, case.atol):
         return None

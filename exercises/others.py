@@ -24,6 +24,57 @@ def network(*layers):
     return torch.nn.Sequential(*made)
 
 
+def actor_slope(m, factors=(3.0,), weights=((2.0,),), obs=((1.0,), (2.0,))):
+    """Of the policy mu(s) = w s and Q(s, a) = s^2 f a: (the loss, its slope by w, f afterwards, whether f can still
+    learn, whether it has no gradient)
+    """
+    import torch
+
+    class Critic(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(tensor(factors))
+
+        def forward(self, obs, actions):
+            return (self.weight * obs**2 * actions).sum(1)
+
+    actor, critic = network(weights), Critic()
+    loss = m.actor_loss(actor=actor, critic=critic, obs=tensor(obs))
+    after = critic.weight, critic.weight.requires_grad, critic.weight.grad is None
+    return loss, slopes(loss, actor[0].weight)[0], *after
+
+
+def random_actor(m, rng):
+    rows, dimensions = rng.integers(1, 5, 2)
+    return actor_slope(m, rng.normal(size=dimensions), rng.normal(size=(dimensions, 1)), rng.normal(size=(rows, 1)))
+
+
+exercise(
+    "dpg",
+    course="week 9, 20 minutes: the deterministic policy gradient",
+    cut="ddpg_td3.py: actor_loss",
+    task="write the loss with which the actor climbs the critic: its gradient has to go through the critic into the "
+    "actor, and the critic must stay as it is. actor(obs) gives actions (B, D), critic(obs, actions) values (B,). "
+    "The loss is minimised; train computes the gradient, for the actor's weights only.",
+    cases={
+        "mu(s) = w s with w = 2, Q(s, a) = 3 s^2 a, states 1 and 2: (the loss, its slope by w; afterwards the "
+        "critic's weight, whether it can learn, whether it has no gradient yet) "
+        "| the way from the loss back to the actor's weights: through the action": actor_slope,
+    },
+    random=random_actor,
+    mistakes={
+        "going downhill: what is minimised is -Q": "-critic -> critic",
+        "adding up over the batch instead of taking the mean": ".mean() -> .sum()",
+        "cutting the actor's gradient off: .detach() and torch.no_grad() leave nothing to learn from": "actor(obs)) -> "
+        "actor(obs).detach())",
+        "freezing the critic, and leaving it frozen": "return - -> critic.requires_grad_(False)\n    return -",
+        "computing the gradient here: that is what train does, for the actor alone": "return - -> "
+        "(-critic(obs, actor(obs)).mean()).backward()\n    return -",
+    },
+    learn=(PENDULUM | DDPG, -600.0),
+)
+
+
 def moved(target, source, *taus):
     """All weights of target and source after polyak with each tau; those of the target once the source has changed."""
 
@@ -102,57 +153,6 @@ exercise(
         "bootstrapping after termination": " * ~terminated -> ",
     },
     learn=(PENDULUM, -500.0),
-)
-
-
-def actor_slope(m, factors=(3.0,), weights=((2.0,),), obs=((1.0,), (2.0,))):
-    """Of the policy mu(s) = w s and Q(s, a) = s^2 f a: (the loss, its slope by w, f afterwards, whether f can still
-    learn, whether it has no gradient)
-    """
-    import torch
-
-    class Critic(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(tensor(factors))
-
-        def forward(self, obs, actions):
-            return (self.weight * obs**2 * actions).sum(1)
-
-    actor, critic = network(weights), Critic()
-    loss = m.actor_loss(actor=actor, critic=critic, obs=tensor(obs))
-    after = critic.weight, critic.weight.requires_grad, critic.weight.grad is None
-    return loss, slopes(loss, actor[0].weight)[0], *after
-
-
-def random_actor(m, rng):
-    rows, dimensions = rng.integers(1, 5, 2)
-    return actor_slope(m, rng.normal(size=dimensions), rng.normal(size=(dimensions, 1)), rng.normal(size=(rows, 1)))
-
-
-exercise(
-    "dpg",
-    course="week 9, 20 minutes: the deterministic policy gradient",
-    cut="ddpg_td3.py: actor_loss",
-    task="write the loss with which the actor climbs the critic: its gradient has to go through the critic into the "
-    "actor, and the critic must stay as it is. actor(obs) gives actions (B, D), critic(obs, actions) values (B,). "
-    "The loss is minimised; train computes the gradient, for the actor's weights only.",
-    cases={
-        "mu(s) = w s with w = 2, Q(s, a) = 3 s^2 a, states 1 and 2: (the loss, its slope by w; afterwards the "
-        "critic's weight, whether it can learn, whether it has no gradient yet) "
-        "| the way from the loss back to the actor's weights: through the action": actor_slope,
-    },
-    random=random_actor,
-    mistakes={
-        "going downhill: what is minimised is -Q": "-critic -> critic",
-        "adding up over the batch instead of taking the mean": ".mean() -> .sum()",
-        "cutting the actor's gradient off: .detach() and torch.no_grad() leave nothing to learn from": "actor(obs)) -> "
-        "actor(obs).detach())",
-        "freezing the critic, and leaving it frozen": "return - -> critic.requires_grad_(False)\n    return -",
-        "computing the gradient here: that is what train does, for the actor alone": "return - -> "
-        "(-critic(obs, actor(obs)).mean()).backward()\n    return -",
-    },
-    learn=(PENDULUM | DDPG, -600.0),
 )
 
 ES_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 200_000, "seed": 1}
@@ -445,10 +445,8 @@ def scaled(*rollouts, gamma=0.5):
     """What becomes of each rollout, lists of rows in which None is a reset row; and the sums after it."""
 
     def call(m):
-        rnd, found = (
-            SimpleNamespace(sums=tensor(np.zeros(len(rollouts[0][0]))).double(), sum_stats=m.RunningMeanStd()),
-            [],
-        )
+        rnd = SimpleNamespace(sums=tensor(np.zeros(len(rollouts[0][0]))).double(), sum_stats=m.RunningMeanStd())
+        found = []
         for rollout in rollouts:
             novelty = np.array(rollout, float)  # None becomes NaN
             reset_rows = np.isnan(novelty)

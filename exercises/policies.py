@@ -91,9 +91,9 @@ exercise(
     course="week 6, 45 minutes: generalised advantage estimation",
     cut="ppo.py: compute_gae",
     task="write GAE: its recursion runs backwards in time, and begins with an advantage of 0 after the last row. All "
-    "tensors are (T, N): time, environments; next_values[t] is the value of the state that step t led to. A step that "
-    "terminated has no future: its next value counts for nothing. One that was truncated has one. Both cut the sum "
-    "over t. The returns are advantages + values.",
+    "tensors are (T, N): time, environments; terminated and truncated hold booleans; next_values[t] is the value of "
+    "the state that step t led to. A step that terminated has no future: its next value counts for nothing. One that "
+    "was truncated has one. Both cut the sum over t. The returns are advantages + values.",
     cases={
         "no end | eqs. 11 and 16 in the docstring": gae_of(),
         "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": gae_of(DIED),
@@ -136,11 +136,7 @@ exercise(
         ),
     },
     random=tensors(
-        "policy_loss",
-        by=["log_ratios"],
-        log_ratios=normal("B"),
-        advantages=normal("B"),
-        clip_coef=uniform(0.05, 1.0),
+        "policy_loss", by=["log_ratios"], log_ratios=normal("B"), advantages=normal("B"), clip_coef=uniform(0.05, 1)
     ),
     mistakes={
         "not negating it: this is the objective, not a loss": "-torch.min -> torch.min",
@@ -190,59 +186,9 @@ exercise(
     learn=(CARTPOLE | {"clip_vloss": True, "clip_vloss_coef": 10.0}, 200.0),
 )
 
-
-def vtrace(*ends, rho_clip=1.0):
-    """A case of three steps with ratios 2, 1/2 and 1."""
-    steps = rollout(STEPS | {"log_ratios": [math.log(2), math.log(0.5), 0]}, *ends)
-    return tensors("compute_vtrace", **steps, gamma=0.5, rho_clip=rho_clip, c_clip=1.0)
-
-
-def played_vtrace(m, rng=None):
-    """Of rows that were played, at least two, the advantages and the targets."""
-    draw = Draw(rng)
-    given = {name: tensor(make(draw)) for name, make in (ROLLOUT | FLAGS | {"log_ratios": normal("TN")}).items()}
-    given["played"] = tensor(rng.random(given["rewards"].shape) < 0.7)
-    advantages, targets = m.compute_vtrace(**given, gamma=0.9, rho_clip=1.5, c_clip=0.8)
-    played = given["played"]
-    return targets[played], advantages[played] if played.sum() > 1 else 0
-
-
-BOUNDS = {"gamma": share, "rho_clip": uniform(0.3, 3), "c_clip": uniform(0.3, 3)}
-exercise(
-    "vtrace",
-    course="week 8, 75 minutes: V-trace: learning from actions of an older policy",
-    cut="ppo.py: compute_vtrace",
-    task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
-    "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
-    "value of the state that step t led to. Where the episode or the rollout is cut off, v_{t+1} is the next value "
-    "itself. `played`, if it is given, is a mask (T, N) of booleans: normalize r + gamma v_{t+1} - V_t over its rows, "
-    "and weigh by rho after that. What you return for the other rows is not looked at.",
-    cases={
-        "ratios 2, 1/2, 1, no end | remark 1 and section 4.2 of arXiv 1802.01561; the docstring has both formulas": (
-            vtrace()
-        ),
-        "rho_clip 2 | which bound belongs to which ratio": vtrace(rho_clip=2.0),
-        "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": vtrace(DIED),
-        "row 1 was truncated | where truncated must count, and where it must not": vtrace(CUT),
-    },
-    random=together(tensors("compute_vtrace", **ROLLOUT, **FLAGS, log_ratios=normal("TN"), **BOUNDS), played_vtrace),
-    mistakes={
-        "leaving rho out of the advantages": "return rho * advantages -> return advantages",
-        "taking V(s_{t+1}) instead of v_{t+1} in the advantages": "= deltas[t] + gamma * next_correction -> "
-        "= deltas[t]",
-        "exchanging rho_clip and c_clip": "rho = log_ratios -> rho_clip, c_clip = c_clip, rho_clip; rho = log_ratios",
-        "writing 1 where c_clip belongs": "max=c_clip -> max=1.0",
-        **GAE_MISTAKES,
-        **before("next_values = next_values"),
-        "not normalising": "if played is not None -> if False",
-        "weighing by rho before you normalise": "normalize(advantages[played]) -> "
-        "normalize((rho * advantages)[played]); rho = rho**0",
-    },
-    learn=(CARTPOLE | {"estimator": "vtrace"}, 200.0),
-)
-
 CORRECTION = "2 * (math.log(2) - u - nn.functional.softplus(-2 * u))"
 SQUASHED = "squashed_gaussian"
+GAUSSIANS = {"mean": normal("BD", 2.0), "log_std": normal("BD"), "noise": normal("BD")}
 exercise(
     "squashed",
     course="week 8, 35 minutes: actions through tanh, and their log-density",
@@ -263,14 +209,7 @@ exercise(
             SQUASHED, mean=[[0.0, 1.0]], log_std=[[0.0, math.log(2)]], noise=[[1.0, 0.0]], half_range=[1.0, 2.0]
         ),
     },
-    random=tensors(
-        SQUASHED,
-        by=["mean"],
-        mean=normal("BD", 2.0),
-        log_std=normal("BD"),
-        noise=normal("BD"),
-        half_range=uniform(0.5, 3, "D"),
-    ),
+    random=tensors(SQUASHED, by=["mean"], **GAUSSIANS, half_range=uniform(0.5, 3, "D")),
     mistakes={
         "taking the logarithm of 0 where tanh is rounded to 1": f"{CORRECTION} -> (1 - u.tanh() ** 2).log()",
         "adding a small number, which is far too much where the slope is smaller": f"{CORRECTION} -> "
@@ -353,4 +292,56 @@ exercise(
         "sizes) -> pass",
     },
     learn=(TAXI, -60.0),
+)
+
+
+def vtrace(*ends, rho_clip=1.0):
+    """A case of three steps with ratios 2, 1/2 and 1."""
+    steps = rollout(STEPS | {"log_ratios": [math.log(2), math.log(0.5), 0]}, *ends)
+    return tensors("compute_vtrace", **steps, gamma=0.5, rho_clip=rho_clip, c_clip=1.0)
+
+
+def played_vtrace(m, rng=None):
+    """The targets of the rows that were played, and their advantages."""
+    draw = Draw(rng)
+    given = {name: tensor(make(draw)) for name, make in (ROLLOUT | FLAGS | {"log_ratios": normal("TN")}).items()}
+    given["played"] = tensor(rng.random(given["rewards"].shape) < 0.7)
+    advantages, targets = m.compute_vtrace(**given, gamma=0.9, rho_clip=1.5, c_clip=0.8)
+    played = given["played"]
+    normalizable = played.sum() > 1  # a single number has no deviation
+    return targets[played], advantages[played] if normalizable else 0
+
+
+BOUNDS = {"gamma": share, "rho_clip": uniform(0.3, 3), "c_clip": uniform(0.3, 3)}
+exercise(
+    "vtrace",
+    course="week 8, 75 minutes: V-trace: learning from actions of an older policy",
+    cut="ppo.py: compute_vtrace",
+    task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
+    "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
+    "value of the state that step t led to. Where the episode or the rollout is cut off, v_{t+1} is the next value "
+    "itself. `played`, if it is given, is a mask (T, N) of booleans: normalize r + gamma v_{t+1} - V_t over its rows, "
+    "and weigh by rho after that. What you return for the other rows is not looked at.",
+    cases={
+        "ratios 2, 1/2, 1, no end | remark 1 and section 4.2 of arXiv 1802.01561; the docstring has both formulas": (
+            vtrace()
+        ),
+        "rho_clip 2 | which bound belongs to which ratio": vtrace(rho_clip=2.0),
+        "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": vtrace(DIED),
+        "row 1 was truncated | where truncated must count, and where it must not": vtrace(CUT),
+    },
+    random=together(tensors("compute_vtrace", **ROLLOUT, **FLAGS, log_ratios=normal("TN"), **BOUNDS), played_vtrace),
+    mistakes={
+        "leaving rho out of the advantages": "return rho * advantages -> return advantages",
+        "taking V(s_{t+1}) instead of v_{t+1} in the advantages": "= deltas[t] + gamma * next_correction -> "
+        "= deltas[t]",
+        "exchanging rho_clip and c_clip": "rho = log_ratios -> rho_clip, c_clip = c_clip, rho_clip; rho = log_ratios",
+        "writing 1 where c_clip belongs": "max=c_clip -> max=1.0",
+        **GAE_MISTAKES,
+        **before("next_values = next_values"),
+        "not normalising": "if played is not None -> if False",
+        "weighing by rho before you normalise": "normalize(advantages[played]) -> "
+        "normalize((rho * advantages)[played]); rho = rho**0",
+    },
+    learn=(CARTPOLE | {"estimator": "vtrace"}, 200.0),
 )

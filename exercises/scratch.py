@@ -328,7 +328,8 @@ def rows_of_update(m):
 
 
 WALK = {"env_id": "Classroom/Walk-v0", "total_timesteps": 12, "num_envs": 2, "num_steps": 2, "update_epochs": 1}
-BATCH = dict.fromkeys(("values", "old_log_probs", "advantages", "returns"), normal("B"))
+ROWS = dict.fromkeys(("values", "old_log_probs", "advantages", "returns"), normal("B"))
+BATCH = ROWS | {"logits": normal("BA"), "actions": whole(0, "A", "B"), "args": random_args}
 TERMS = "torch.min(ratio * advantages, clipped * advantages)"
 exercise(
     "build-ppo",
@@ -380,14 +381,7 @@ exercise(
     random=together(
         tensors("compute_gae", **ROLLOUT, **FLAGS, gamma=share, gae_lambda=share),
         tensors("normalized", advantages=normal("2N", 5.0)),
-        tensors(
-            "ppo_loss",
-            by=["logits", "values"],
-            logits=normal("BA"),
-            actions=whole(0, "A", "B"),
-            **BATCH,
-            args=random_args,
-        ),
+        tensors("ppo_loss", by=["logits", "values"], **BATCH),
     ),
     mistakes={
         "always taking the likeliest action: a policy that never tries learns nothing": "policy.sample() -> "

@@ -84,7 +84,7 @@ def table():
     lines = ["week  name              minutes  script              topic, or what one sees"]
     for task in [*EXERCISES.values(), *HUNTS.values()]:
         seen = "one bug of several, drawn from a number" if len(task.bugs) > 1 else "".join(task.bugs.values())
-        first, *more = textwrap.wrap(task.topic or seen, 90)
+        first, *more = textwrap.wrap(task.topic or seen, 66)
         lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {first}")
         lines += [" " * 53 + line for line in more]
     return [*lines, "", "begin one with: python exercises/start.py NAME"]

@@ -26,7 +26,8 @@ def add_steps(buffer, steps):
         given = {name: np.array([letter in kinds for letter in letters]) for name, kinds in LETTERS.items()}
         given |= {"obs": obs, "rewards": obs[:, 0], "next_obs": obs + 0.5}
         slots.append(buffer.add(**given, actions=(np.arange(len(obs)) + t)[:, None] % 9))
-    names = "obs actions rewards next_obs terminated".split() + ["discounts"] * hasattr(buffer, "discounts")
+    names = "obs actions rewards next_obs terminated discounts".split()
+    names = [name for name in names if hasattr(buffer, name)]  # only rainbow.py stores discounts
     rows = [[np.ravel(getattr(buffer, name)[i])[0] for name in names] for i in range(buffer.capacity)]
     return rows, slots, buffer.position, buffer.size
 

@@ -256,6 +256,12 @@ def test_what_a_student_is_told(old, new, words, tmp_path):
     assert words in first and "Look next at" in first
 
 
+def test_right_numbers_of_a_wrong_kind_are_no_known_mistake(tmp_path):
+    """A mistake that shows in es_gradient only leaves the right candidates, as this list of arrays does."""
+    first, *_ = told("es-update", tmp_path, "return np.array(", "return list(")
+    assert "(array, array, array, array). Asked for is: array." in first and "what one gets" not in first
+
+
 def test_random_inputs_are_shown():
     """What only random inputs refute comes with these inputs."""
     reference = Reference(EXERCISES["value-clip"])
@@ -418,6 +424,17 @@ def test_a_file_cannot_change_its_grade(tmp_path, monkeypatch):
         (tmp_path / name).write_text("import os; os._exit(0)\n")
     scores, text, code = graded(tmp_path, monkeypatch, ALWAYS_0 + FORGED)
     assert sum(scores.values()) == 0 and len(scores) == 5 and code == 1
+
+
+def test_each_file_that_cannot_be_judged_is_told(tmp_path, monkeypatch, capsys):
+    """The others are judged all the same, and what comes next begins on a line of its own."""
+    (tmp_path / "qlearning.py").write_text(HEAD + "def f(:\n")
+    (tmp_path / "ppod.py").write_text(copies.working_copy([EXERCISES["ppod-priorities"]]))
+    names = ["epsilon-greedy", "gae", "ppod-priorities"]
+    with pytest.raises(BadInput, match=r"qlearning.py cannot be imported: SyntaxError.*; there is no .*ppo.py"):
+        run(check, monkeypatch, tmp_path, *names, "--work", tmp_path)
+    text = capsys.readouterr().out
+    assert "with a pencil: not judged\nppod-priorities: " in text and "This function is still blank" in text
 
 
 def test_a_file_is_alone_and_nothing_of_it_stays(tmp_path, monkeypatch):
@@ -591,8 +608,8 @@ def test_the_course_has_every_exercise_hunt_and_sheet():
         assert (
             f"exercises/sheets/week-{week:02}.md" in text and (ROOT / f"exercises/teachers/week-{week:02}.md").exists()
         )
-    for task in EXERCISES.values():
-        assert re.search(rf"\| `{task.name}` \| {task.minutes} \|", course), task.name
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (\d+) \|", course, re.MULTILINE)
+    assert rows == [(task.name, str(task.minutes)) for task in EXERCISES.values()]
     assert week == len(SHEETS) == 12
 
 
