@@ -182,6 +182,7 @@ def main():
     out = Path(args.out or "autograder.zip")
     if out.exists():
         raise BadInput(f"{out} is there already: remove it, or choose another --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_zip([find(name) for name in args.names], out, args.up_to)
     print(f"{out} holds solutions and bugs: not for students")
 
