@@ -1,6 +1,6 @@
 """What the parts of an algorithm contribute: variants of one script, by flags, side by side.
 
-    python benchmarks/ablation.py rainbow [--env-ids …] [--variants …] [--seeds 1 2 3 4 5] [--steps N] [--jobs 1]
+    python benchmarks/ablation.py rainbow [--env-ids …] [--variants …] [--seeds 1 2 3 4 5] [--steps N]
     python benchmarks/ablation.py rainbow --seeds          # only the figure and the table, of what is there
 
 NAME is one of STUDIES below. Every run has the tuned settings of its script but for the variant's flags, and is scored
@@ -10,7 +10,6 @@ right the scores, their mean, and its 95 % bootstrap interval.
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from common import RESULTS, interval, keep, missing, read, stamp, text_of
@@ -51,7 +50,7 @@ def run(name, env_id, variant, seed, steps):
     script, _, flags = STUDIES[name][1][variant].partition(" ")
     if steps:
         flags += f" --total-timesteps {steps}"
-    stamped = stamp(script)
+    stamped = stamp(script, env_id)
     figures, _ = measure(script, env_id, seed, flags, stamped["text"])
     keep(f"ablation_{name}", f"{env_id}, {variant}", stamped, seed, figures)
     print(f"{env_id}, {variant}, seed {seed}: {figures['returns']}", flush=True)
@@ -98,19 +97,14 @@ def main():
     parser.add_argument("--variants", nargs="*")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--steps", type=int, help="of every run; default: what is tuned")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     args = parser.parse_args()
     env_ids, variants = STUDIES[args.name]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        jobs = []
-        for seed in args.seeds:
-            for env_id in args.env_ids or env_ids:
-                for variant in args.variants or variants:
-                    text = text_of(variants[variant].split()[0])
-                    if missing(f"ablation_{args.name}", f"{env_id}, {variant}", text, [seed]):
-                        jobs.append(pool.submit(run, args.name, env_id, variant, seed, args.steps))
-    for job in jobs:
-        job.result()  # raises what was raised there
+    for seed in args.seeds:
+        for env_id in args.env_ids or env_ids:
+            for variant in args.variants or variants:
+                text = text_of(variants[variant].split()[0], env_id)
+                if missing(f"ablation_{args.name}", f"{env_id}, {variant}", text, [seed]):
+                    run(args.name, env_id, variant, seed, args.steps)
     report = read(f"ablation_{args.name}")
     if report:
         draw(args.name, report)

@@ -23,22 +23,28 @@ RESULTS = ROOT / "benchmarks" / "results"
 writing = threading.Lock()
 
 
-def text_of(script):
-    """A hash of what a script computes: its code above the run section, without comments and docstrings."""
+def text_of(script, env_id=None):
+    """A hash of what a script computes: its code above the run section, without comments and docstrings.
+
+    With env_id, what TUNED holds for other environments does not count.
+    """
     story = ast.parse(Path(ROOT, script).read_text(encoding="utf-8").split("# ===== run")[0])
     for node in ast.walk(story):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             del node.body[0]
+        if env_id and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TUNED":
+            settings = zip(node.value.keys, node.value.values)
+            node.value = [value for key, value in settings if key.value == env_id]
     return hashlib.sha256(ast.dump(story).encode()).hexdigest()[:12]
 
 
-def stamp(script):
+def stamp(script, env_id=None):
     """What identifies a measurement: the text, the commit that last changed it (+: changed since), the machine."""
     git = ["git", "-C", str(ROOT)]
     commit = subprocess.run([*git, "log", "-1", "--format=%h", "--", script], capture_output=True, text=True).stdout
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", script]).returncode
     return {
-        "text": text_of(script),
+        "text": text_of(script, env_id),
         "commit": commit.strip() + ("+" if changed else ""),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("torch", "gymnasium", "numpy")},

@@ -183,7 +183,7 @@ def main():
         script = f"{OURS[name.split()[0]]}.py"
         for side in args.sides:
             key = f"{name}, {side}"
-            stamped = stamp(script)
+            stamped = stamp(script, name.split()[1])
             if side == "peer":
                 stamped |= {"text": f"{PEERS} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
             for seed in missing("peers", key, stamped["text"], args.seeds):

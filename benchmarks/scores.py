@@ -97,7 +97,7 @@ def main():
                 figures = {"returns": round(random_return(env_id), 3)}
                 keep("random", env_id, stamp("benchmarks/scores.py") | {"text": "random"}, 0, figures)
             continue
-        stamped = stamp(args.script)
+        stamped = stamp(args.script, env_id)
         name, key = f"{Path(args.script).stem}_scores", f"{env_id} {args.flags}".strip()
         with ThreadPoolExecutor(args.jobs) as pool:
             jobs = []
