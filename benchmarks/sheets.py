@@ -96,18 +96,17 @@ def run_sheet(week, folder):
 def table_of(week, settings):
     """A Markdown table, a row for each setting: seeds, last evaluations, and means of the other figures."""
     columns = [f"`{column}` {words}" for column, (words, _) in COLUMNS.get(week, [])]
-    rows = [["setting", "seeds", "last evaluation, mean", "of each seed", *columns]]
+    made = [run for runs in settings.values() for run in runs.values()]
+    commits, machines = [sorted({run.get(field, "not recorded") for run in made}) for field in ("commit", "machine")]
+    where = f"commit {', '.join(commits)}; machine {', '.join(machines)}; {len(made)} of {len(runs_of(week))} runs"
+    rows = [[f"setting ({where})", "seeds", "last evaluation, mean", "of each seed", *columns]]
     for setting, runs in settings.items():
         seeds = sorted(runs, key=int)
         mean = lambda name: number(statistics.mean(run[name] for run in runs.values()))
         each = ", ".join(number(runs[seed]["evaluation"]) for seed in seeds)
         others = [mean(column) for column, _ in COLUMNS.get(week, [])]
         rows.append([setting, ", ".join(seeds), mean("evaluation"), each, *others])
-    made = [run for runs in settings.values() for run in runs.values()]
-    text = f"{table(*rows)}\n\n{len(made)} of the sheet's {len(runs_of(week))} runs."
-    for field in ("commit", "machine"):
-        text += f" {field.capitalize()}: {', '.join(sorted({run.get(field, 'not recorded') for run in made}))}."
-    return text
+    return table(*rows)
 
 
 def write_tables():
