@@ -505,8 +505,6 @@ def write_file(path, write):
             write(file)
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
-        if isinstance(error, PermissionError) and Path(path).suffix == ".csv":
-            return  # on Windows, while a spreadsheet shows it; the next row writes the whole table again
         raise UserError(f"cannot write {path}: {error}") from error
 
 
@@ -522,11 +520,7 @@ def read_parts(path, parts):
 
 
 class Run:
-    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve.
-
-    A checkpoint is a restart: it holds no environment and no generator. After writing one, training makes new ones and
-    seeds them from (seed, step); a resumed run does the same. So it gives the same numbers as an unbroken one.
-    """
+    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve."""
 
     def __init__(self, args, agent, envs, **parts):
         self.args = args
@@ -543,23 +537,19 @@ class Run:
         name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
         self.begun = time.monotonic()
-        checkpoint = self.dir / f"checkpoint{SUFFIX}"
-        if checkpoint.exists():  # else the run is new, or was killed before its first checkpoint
+        path = self.dir / f"checkpoint{SUFFIX}"
+        if path.exists():  # else the run is new, or was killed before its first checkpoint
             if not args.resume:
                 raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
-            state = read_parts(checkpoint, self.parts)["run"]
-            self.step, seconds, self.episodes, self.metrics, self.evaluations = state
+            self.step, seconds, self.episodes, self.metrics, self.evaluations = read_parts(path, self.parts)["run"]
             self.begun -= seconds
         self.checkpoint_step = self.step  # of the last checkpoint, from which training begins anew
-        if args.capture_video:  # fail now, not at the first evaluation
-            make_envs(args, 1, video=self.dir / "videos").close()
         here = Path(__file__).parent
         git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
         config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
         config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        chosen = [f"{key}={getattr(args, key)}" for key in tuned_settings(args)]
-        print(f"{args.env_id} -> {self.dir}, from step {self.step};", *chosen)
+        print(f"{args.env_id} -> {self.dir};", {name: getattr(args, name) for name in tuned_settings(args)})
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
@@ -568,7 +558,6 @@ class Run:
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
-        self.check_finite(observation=obs)
         self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
         return self.envs, obs, rng
 
@@ -608,9 +597,8 @@ class Run:
         if is_due(self.eval_every) or is_due(self.checkpoint_every) or is_due(self.args.total_timesteps / 200):
             mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
             sps = self.step / (time.monotonic() - self.begun)
-            row = {"sps": sps, "return_mean": mean, "episodes": len(self.episodes)}
-            row |= {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
-            self.add_row("metrics.csv", self.metrics, row)
+            figures = {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
+            self.add_row("metrics.csv", self.metrics, sps=sps, return_mean=mean, episodes=len(self.episodes), **figures)
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.figures = {}
         if is_due(self.eval_every):
@@ -624,15 +612,14 @@ class Run:
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
-        seed = self.args.seed + 10_000  # other first states than in training
-        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        episodes = self.args.eval_episodes
+        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # other states than in training
         is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
-        row = {"return_mean": mean, "return_std": std, "episodes": self.args.eval_episodes}
-        self.add_row("evaluations.csv", self.evaluations, row)
+        self.add_row("evaluations.csv", self.evaluations, return_mean=mean, return_std=std, episodes=episodes)
 
-    def add_row(self, name, table, row):
+    def add_row(self, name, table, **row):
         """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
         row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
         for column in row:
@@ -644,7 +631,7 @@ class Run:
         write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
 
     def write_checkpoint(self):
-        """Write the checkpoint, from which training begins anew, whether or not the run is killed."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, just as a resumed run does."""
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
         write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
@@ -658,12 +645,10 @@ class Run:
         axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
         top, steps = axes["returns"], self.metrics["step"]
         top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
-        recent = f"mean of the last {min(100, len(self.episodes))} episodes"
-        top.plot(steps, self.metrics["return_mean"], color="midnightblue", label=recent)
+        top.plot(steps, self.metrics["return_mean"], label=f"mean of the last {min(100, len(self.episodes))} episodes")
         evaluated_at, _, means, stds, _ = self.evaluations.values()
         top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
-        largest = max([abs(total) for _, total in self.episodes], default=0)
-        if means and largest > 100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+        if means and top.get_ylim()[0] < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
             top.set_yscale("symlog", linthresh=10)
         top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
         top.legend()
@@ -699,10 +684,10 @@ def main():
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
-        if args.capture_video or args.render:
-            film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-            print(f"film: {film or 'none, --capture-video makes one'}")
+        print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)

@@ -298,7 +298,7 @@ exercise(
 def vtrace(*ends, rho_clip=1.0):
     """A case of three steps with ratios 2, 1/2 and 1."""
     steps = rollout(STEPS | {"log_ratios": [math.log(2), math.log(0.5), 0]}, *ends)
-    return tensors("compute_vtrace", **steps, gamma=0.5, rho_clip=rho_clip, c_clip=1.0)
+    return tensors("compute_vtrace", **steps, gamma=0.5, rho_clip=rho_clip, c_clip=1.0, played=None)
 
 
 def played_vtrace(m, rng=None):
@@ -312,7 +312,7 @@ def played_vtrace(m, rng=None):
     return targets[played], advantages[played] if normalizable else 0
 
 
-BOUNDS = {"gamma": share, "rho_clip": uniform(0.3, 3), "c_clip": uniform(0.3, 3)}
+BOUNDS = {"gamma": share, "rho_clip": uniform(0.3, 3), "c_clip": uniform(0.3, 3), "played": None}
 exercise(
     "vtrace",
     course="week 8, 75 minutes: V-trace: learning from actions of an older policy",
@@ -320,7 +320,7 @@ exercise(
     task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
     "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
     "value of the state that step t led to. Where the episode or the rollout is cut off, v_{t+1} is the next value "
-    "itself. `played`, if it is given, is a mask (T, N) of booleans: normalize r + gamma v_{t+1} - V_t over its rows, "
+    "itself. `played` is None, or a mask (T, N) of booleans: then normalize r + gamma v_{t+1} - V_t over its rows, "
     "and weigh by rho after that. What you return for the other rows is not looked at.",
     cases={
         "ratios 2, 1/2, 1, no end | remark 1 and section 4.2 of arXiv 1802.01561; the docstring has both formulas": (

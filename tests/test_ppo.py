@@ -88,12 +88,12 @@ def test_vtrace(script):
     rewards, values, next_values = column(1.0, 4, 3), column(1.0, 2, 3), column(2.0, 99, 4)
     terminated, truncated = column(0, 1, 0) > 0, column(0, 0, 0) > 0
     step, log_ratios = (rewards, values, next_values, terminated, truncated), log(2.0, 0.5, 4.0)[:, None]
-    vtrace = lambda *numbers: torch.cat(script.compute_vtrace(*step, *numbers), dim=1).T  # A, v
+    vtrace = lambda *numbers: torch.cat(script.compute_vtrace(*step, *numbers, None), dim=1).T  # A, v
     close(vtrace(log_ratios, 0.5, 1.5, 1.0), [[2.25, 1, 3], [3, 3, 6]])
-    close(vtrace(log_ratios, 0.5), [[1.5, 1, 2], [2.5, 3, 5]])  # both at most 1: v_0 = 1 + 1 + 1/2 (3 - 2)
+    close(vtrace(log_ratios, 0.5, 1.0, 1.0), [[1.5, 1, 2], [2.5, 3, 5]])  # both at most 1: v_0 = 1 + 1 + 1/2 (3 - 2)
     close(vtrace(log_ratios, 0.5, 1.5, 0.25)[1], [2.625, 3, 6])  # c_0 = 1/4: v_0 = 1 + 1.5 + 1/8 (3 - 2)
     close(vtrace(log_ratios, 0.5, 1.5, 1.5)[1], [3.25, 3, 6])  # c_0 = 3/2: v_0 = 1 + 1.5 + 3/4 (3 - 2)
-    close(vtrace(0 * log_ratios, 0.5)[1], [3, 4, 5])  # pi = mu: 1 + 4/2, 4, 3 + 4/2
+    close(vtrace(0 * log_ratios, 0.5, 1.0, 1.0)[1], [3, 4, 5])  # pi = mu: 1 + 4/2, 4, 3 + 4/2
     truncated[0] = True  # then v_0 = 1 + 1.5 = 2.5, and v_1 in A_0 is V_1: 1.5 (1 + 2/2 - 1)
     close(vtrace(log_ratios, 0.5, 1.5, 1.0), [[1.5, 1, 3], [2.5, 3, 6]])
 
@@ -112,8 +112,8 @@ def test_vtrace_is_normalised_before_it_is_weighed(script):
     zeros, no = torch.zeros(1, 3), torch.zeros(1, 3) > 0
     played = torch.tensor([[True, True, False]])
     for rewards, advantages in (([1, 1, 0], [0, 0]), ([1, 3, 0], [-1.6, 0.4])):
-        given = torch.tensor([rewards]).float(), zeros, zeros, ~no, no, log(1.6, 0.4, 1.0)[None], 0.5, 2.0
-        close(script.compute_vtrace(*given, played=played)[0][played], advantages)
+        given = torch.tensor([rewards]).float(), zeros, zeros, ~no, no, log(1.6, 0.4, 1.0)[None], 0.5, 2.0, 1.0
+        close(script.compute_vtrace(*given, played)[0][played], advantages)
 
 
 @catches(
@@ -389,12 +389,12 @@ def test_networks(script):
     "RolloutBuffer.minibatches, rows mixed: flatten(0, 1) -> transpose(0, int(name == 'advantages')).flatten(0, 1)",
 )
 def test_minibatches(script):
-    """Every row but the reset rows once, all fields of a batch of the same rows, parts as equal as can be, none empty.
+    """Every row but the reset rows once, all fields of a batch of the same rows, parts as equal as can be.
 
     Row t of environment n holds 100 n + t, and a fraction per field.
     """
     all_rows, some = np.zeros((50, 2), bool), np.array([[1, 0], [0, 0], [0, 1]]) > 0
-    for reset_rows, num_minibatches in ((all_rows, 3), (some, 3), (some, 9), (some | True, 2)):
+    for reset_rows, num_minibatches in ((all_rows, 3), (some, 3), (some, 4)):
         buffer = script.RolloutBuffer(*reset_rows.shape, NUMBER, spaces.Discrete(3))
         where = 100 * np.arange(reset_rows.shape[1]) + np.arange(len(reset_rows))[:, None]
         buffer.obs[:-1, :, 0], buffer.actions[:, :, 0], buffer.reset_rows[:] = where, where, reset_rows
@@ -411,8 +411,7 @@ def test_minibatches(script):
             sizes = [len(batch.obs) for batch in batches]
             orders.append([row for batch in batches for row in batch.obs[:, 0].tolist()])
             assert sorted(orders[-1]) == sorted(where[~reset_rows].tolist())
-            assert len(sizes) == min(num_minibatches, (~reset_rows).sum())
-            assert not sizes or max(sizes) - min(sizes) <= 1
+            assert len(sizes) == num_minibatches and max(sizes) - min(sizes) <= 1
         assert orders[0] == orders[1] and (len(orders[0]) < 100 or orders[0] != orders[2])
 
 
@@ -538,7 +537,8 @@ def textbook_training(script, run, calls):
     "train, learning rate lowered unasked: if args.anneal_lr -> if True",
     'train, estimates made anew, as in V-trace: args.estimator == "vtrace" and epoch > 0 -> epoch > 0',
     "train, V-trace keeps the first estimates: epoch > 0 -> False",
-    "train, mu is what the last epoch began with: for batch in -> mu_log_probs = log_probs\n            for batch in",
+    "train, mu is what the last epoch began with: for batch in -> mu_log_probs = buffer.old_log_probs"
+    "\n            for batch in",
     "train, reset rows in the statistics: [:-1][~buffer.reset_rows] -> [:-1]",
     "train, statistics updated before learning: if args.clip_reward: -> agent.obs_stats and agent.obs_stats.update("
     "buffer.obs[:-1][~buffer.reset_rows])\n        if args.clip_reward:",
@@ -631,7 +631,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
     for flags, words in (
-        ("--num-envs 1 --num-steps 2 --num-minibatches 2", "two rows"),
+        ("--num-envs 3 --num-steps 3 --num-minibatches 4", "must be at most num_envs * (num_steps // 2)"),
         ("--gamma 1.5", "gamma must lie between 0 and 1"),
         ("--device cuda:99", "cuda:99"),
     ):

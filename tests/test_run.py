@@ -162,7 +162,7 @@ def test_tables(script):
     assert metrics["step"] == [2, 4]
     close(metrics["loss"], [2.5, np.nan])
     close(metrics["late"], [7, 1])
-    run.add_row("metrics.csv", run.metrics, {"later": 5})
+    run.add_row("metrics.csv", run.metrics, later=5)
     close(table("metrics.csv")["later"], [np.nan, np.nan, 5])
 
 
