@@ -1,0 +1,84 @@
+"""demos/: the committed demonstrations, and record.py, which makes more, by hand or from an agent's episodes."""
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from run_folder import command
+from tools import close
+
+SCRIPT = "ppod"
+CARTPOLE, TWO = spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(2)
+
+
+def test_the_committed_demos(script):
+    """MountainCar pays 1 at the goal and nothing before. DoorKey's demo was recorded on the layout of seed 1: played
+    there again, it shows the same and earns the same."""
+    args = script.tuned(env_id="MountainCar-v0", num_envs=1)
+    (demo,) = script.make_demo_buffer(args, script.make_envs(args, 1)).reward_demos
+    assert demo.human and demo.terminated and demo.total == 1 and (demo.rewards[:-1] == 0).all()
+    args = script.tuned(num_envs=1)
+    envs = script.make_envs(args, 1)
+    (demo,) = script.make_demo_buffer(args, envs).reward_demos
+    close(demo.total, 1 - 0.9 * 47 / 2560)
+    (obs, _), total = envs.reset(seed=1), 0
+    for t, action in enumerate(demo.actions[:, 0]):
+        assert (obs[0] == demo.obs[t]).all()
+        obs, rewards, *_ = envs.step(np.array([action]))
+        total += rewards[0]
+    close(total, demo.total)
+
+
+def record(script, monkeypatch, flags):
+    """What `python demos/record.py flags` does with this script; the exit code."""
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.syspath_prepend(Path(script.__file__).parent / "demos")
+    module = importlib.import_module("record")
+    monkeypatch.setattr(module, "load_script", lambda path: script)
+    return command(SimpleNamespace(__name__="record", main=module.main), flags)
+
+
+def test_record_by_keyboard(script, tmp_path, monkeypatch, capsys):
+    """A person plays three episodes of CartPole, cut off after 20 steps: the two that last as long are saved. The keys
+    are shown."""
+    import gymnasium.utils.play
+
+    def play(env, keys_to_action, noop, wait_on_player):
+        assert keys_to_action == {"0": 0, "1": 1} and wait_on_player and env.render_mode == "rgb_array"
+        for actions in ([0, 1] * 10, [0] * 20, [0, 1] * 10):
+            env.reset()
+            for action in actions:
+                *_, terminated, truncated, _ = env.step(action)
+                if terminated:
+                    break
+            assert (terminated or truncated) and env.render().shape == (400, 600, 3)
+
+    pytest.importorskip("pygame")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gymnasium.utils.play, "play", play)
+    flags = "--env-id CartPole-v1 --max-episode-steps 20 --initial-reward-threshold 20 --target-agent-demos-dir mine"
+    assert record(script, monkeypatch, flags) == 0
+    out = capsys.readouterr().out
+    assert "action 0" in out and "escape" in out and out.count("->") == 2 and len(list(Path("mine").iterdir())) == 2
+    demo = script.read_demo(Path("mine/1.npz"), script.Args(env_id="CartPole-v1"), CARTPOLE, TWO)
+    assert demo.total == 20 and demo.actions[:, 0].tolist() == [0, 1] * 10
+    assert record(script, monkeypatch, "--env-id Pendulum-v1") == 2 and "Discrete" in capsys.readouterr().err
+
+
+def test_record_from_a_run(script, tmp_path, monkeypatch):
+    """Episodes of a saved agent, cut off after 5 steps: two are saved if 5 will do, none if they have to return 6."""
+    monkeypatch.chdir(tmp_path)
+    small = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "gru_size": 4, "chunk_length": 8}
+    small |= {"total_timesteps": 16, "eval_episodes": 1, "run_dir": "run", "progress": False, "recurrent": True}
+    script.train(script.tuned(env_id="CartPole-v1", **small))
+    limit = "--from-run run --max-episode-steps 5 --num-agent-demos-to-save 2 --initial-reward-threshold"
+    assert record(script, monkeypatch, f"{limit} 5 --target-agent-demos-dir recorded") == 0
+    assert record(script, monkeypatch, f"{limit} 6 --target-agent-demos-dir none") == 0 and not Path("none").exists()
+    agent = script.load("run")
+    (demo, _) = [script.read_demo(path, agent.args, CARTPOLE, TWO) for path in sorted(Path("recorded").iterdir())]
+    agent.begin_episodes(1)
+    assert [int(agent.act(obs[None])[0]) for obs in demo.obs[:-1]] == demo.actions[:, 0].tolist()
+    assert demo.total == 5 and not demo.terminated
