@@ -18,7 +18,7 @@ and the actor and all targets move less often than the critics.
 
     python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
     python ddpg_td3.py --algorithm ddpg                     # without the three tricks, unless TUNED adds one
-    python ddpg_td3.py --evaluate runs/DIR --render         # watch what a run has left behind
+    python ddpg_td3.py --evaluate runs/DIR --render         # watch the trained agent
 
 Papers: DDPG arXiv 1509.02971 (here without its batch normalisation and weight decay), TD3 arXiv 1802.09477.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
@@ -347,7 +347,7 @@ def train(args):
     run = Run(args, agent, envs, buffer=buffer, actor=actor_optimizer, critic=critic_optimizer)
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
+        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, obs, rng = run.new_envs()
             reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
             noise = np.zeros((args.num_envs, agent.action_dimensions))
@@ -479,7 +479,7 @@ class RunningMeanStd(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """The network for images of DQN (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
+    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -518,7 +518,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -592,7 +592,7 @@ def make_replay_buffer(args, envs, agent):
 
 # ===== run: the same in every script ==================================================================================
 # What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
-# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+# make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
 FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
@@ -720,7 +720,7 @@ class Run:
         config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
         config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        print(f"{args.env_id} -> {self.dir};", {name: getattr(args, name) for name in tuned_settings(args)})
+        print(f"{args.env_id} -> {self.dir}; tuned:", {name: getattr(args, name) for name in tuned_settings(args)})
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
@@ -784,7 +784,7 @@ class Run:
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
         episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # other states than in training
+        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # not training's seed
         is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
@@ -839,12 +839,12 @@ class Run:
         summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
         summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What the user can fix is one line on stderr and exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
@@ -858,13 +858,13 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-        print(f"film: {film or 'none, --capture-video makes one'}")
+            print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
+        sys.exit("stopped; --resume and the run folder goes on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

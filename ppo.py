@@ -14,9 +14,9 @@ the two far from 1:
 
     L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / pi_old(a|s)     (arXiv 1707.06347, eq. 7)
 
-    python ppo.py                                            # CartPole-v1, a few seconds
+    python ppo.py                                            # CartPole-v1, under a minute
     python ppo.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
-    python ppo.py --evaluate runs/DIR --render               # watch what a run has left behind
+    python ppo.py --evaluate runs/DIR --render               # watch the trained agent
 
 Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices arXiv 2006.05990.
 """
@@ -49,7 +49,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, the default one included, TUNED (below) replaces some."""
+    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: discounted return minus value
@@ -70,12 +70,12 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # no more epochs once the KL divergence in an epoch's last minibatch exceeds this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are always true ones
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -89,7 +89,7 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints; 0: a tenth of the run, at least 10,000 in each environment
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
@@ -108,7 +108,7 @@ def layer(module, gain=2**0.5):
 
 
 def mlp(inputs, hidden_sizes, outputs, gain):
-    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
+    """Linear layers with tanh between them; `gain` is that of the last layer, which has no tanh."""
     layers = []
     for size in hidden_sizes:
         layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
@@ -151,7 +151,7 @@ class Agent(nn.Module):
         self.device = device
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; of a Box only its dimensions
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
         outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
         self.image = is_image(observation_space)
@@ -197,7 +197,7 @@ class Agent(nn.Module):
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
         return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
 
-    @torch.inference_mode()  # as no_grad, but faster; what it returns cannot enter a loss
+    @torch.inference_mode()  # as no_grad, but faster
     def sample(self, obs, noise):
         """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs) as from draw_noise.
 
@@ -219,7 +219,7 @@ class Agent(nn.Module):
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -269,7 +269,7 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, log_rati
     v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
     rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
     Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. With a mask `played`, r + gamma v_{t+1} - V_t is
-    normalised over its rows before rho weighs it: E_mu[rho grad log pi] = 0 (if rho = pi/mu) makes the mean a baseline.
+    normalised over its rows before rho weighs it: where rho = pi/mu, subtracting their mean then adds no bias.
     """
     next_values = next_values * ~terminated
     continues = ~(terminated | truncated)
@@ -295,7 +295,7 @@ Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values a
 
 
 class RolloutBuffer:
-    """One rollout, time-major (T, N, …), in host memory; observations of uint8 stay uint8.
+    """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -346,7 +346,7 @@ class RolloutBuffer:
         return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, mu_log_probs, args):
-        """Set the attributes that Batch names, each (T, N), from log_probs (T, N) and values (T + 1, N) of pi_old.
+        """Set what else Batch names, each (T, N), and `played`, from log_probs (T, N) and values (T + 1, N) of pi_old.
 
         With V-trace, rho corrects from mu to pi_old and the loss's ratio from pi_old to pi, so nothing counts twice.
         """
@@ -392,7 +392,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -441,9 +441,9 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
+        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # where an episode has, the next step only resets its environment
+            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
             buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
@@ -457,7 +457,7 @@ def train(args):
             obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(actions)
             ended = buffer.terminated[t] | buffer.truncated[t]
         buffer.obs[-1] = obs
-        # Advances run.step, not for reset rows, and notes the returns of episodes, in true rewards.
+        # Advances run.step (not for reset rows) and notes the true returns of the episodes.
         run.count(buffer.obs, buffer.rewards, buffer.terminated | buffer.truncated, buffer.reset_rows)
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
@@ -482,7 +482,7 @@ def train(args):
             if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
                 break
 
-        if agent.obs_stats is not None:  # only now: learning must see observations normalised as they were for acting
+        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
@@ -560,7 +560,7 @@ class RunningMeanStd(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """The network for images of DQN (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
+    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -608,7 +608,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -671,7 +671,7 @@ def make_agent(args, envs):
 
 # ===== run: the same in every script ==================================================================================
 # What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
-# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+# make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
 FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
@@ -799,7 +799,7 @@ class Run:
         config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
         config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        print(f"{args.env_id} -> {self.dir};", {name: getattr(args, name) for name in tuned_settings(args)})
+        print(f"{args.env_id} -> {self.dir}; tuned:", {name: getattr(args, name) for name in tuned_settings(args)})
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
@@ -863,7 +863,7 @@ class Run:
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
         episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # other states than in training
+        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # not training's seed
         is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
@@ -918,12 +918,12 @@ class Run:
         summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
         summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What the user can fix is one line on stderr and exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
@@ -937,13 +937,13 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-        print(f"film: {film or 'none, --capture-video makes one'}")
+            print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
+        sys.exit("stopped; --resume and the run folder goes on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ way back. PPO follows the sum of both advantages, c_ext A_ext + c_int A_int. All
 
     python ppo_rnd.py                                        # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
     python ppo_rnd.py --intrinsic-coef 0                     # without curiosity: it finds nothing
-    python ppo_rnd.py --evaluate runs/DIR --render           # watch what a run has left behind
+    python ppo_rnd.py --evaluate runs/DIR --render           # watch the trained agent
 
 Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
@@ -118,7 +118,7 @@ def layer(module, gain=2**0.5):
 
 
 def mlp(inputs, hidden_sizes, outputs, gain):
-    """Linear layers with tanh between them; the last one, whose gain is given, has none."""
+    """Linear layers with tanh between them; `gain` is that of the last layer, which has no tanh."""
     layers = []
     for size in hidden_sizes:
         layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
@@ -161,7 +161,7 @@ class Agent(nn.Module):
         self.device = device
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; of a Box only its dimensions
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
         outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
         self.image = is_image(observation_space)
@@ -207,7 +207,7 @@ class Agent(nn.Module):
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
         return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
 
-    @torch.inference_mode()  # as no_grad, but faster; what it returns cannot enter a loss
+    @torch.inference_mode()  # as no_grad, but faster
     def sample(self, obs, noise):
         """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs) as from draw_noise.
 
@@ -229,7 +229,7 @@ class Agent(nn.Module):
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -485,7 +485,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -538,7 +538,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
+        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, obs, rng = run.new_envs()
             ended = np.zeros(args.num_envs, bool)  # whose episode has just ended: the next step only resets it
             buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
@@ -578,7 +578,7 @@ def train(args):
             if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
                 break
 
-        if agent.obs_stats is not None:  # only now: learning must see observations normalised as they were for acting
+        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now; algorithm 1 does it before learning
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
@@ -639,7 +639,7 @@ class RunningMeanStd(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """The network for images of DQN (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
+    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
 
     def __init__(self, shape):
         super().__init__()
@@ -700,7 +700,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -779,7 +779,7 @@ def make_rnd(args, envs, device):
 
 # ===== run: the same in every script ==================================================================================
 # What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
-# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+# make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
 FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
@@ -907,7 +907,7 @@ class Run:
         config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
         config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        print(f"{args.env_id} -> {self.dir};", {name: getattr(args, name) for name in tuned_settings(args)})
+        print(f"{args.env_id} -> {self.dir}; tuned:", {name: getattr(args, name) for name in tuned_settings(args)})
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
@@ -971,7 +971,7 @@ class Run:
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
         episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # other states than in training
+        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # not training's seed
         is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
@@ -1026,12 +1026,12 @@ class Run:
         summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
         summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What the user can fix is one line on stderr and exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
@@ -1045,13 +1045,13 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-        print(f"film: {film or 'none, --capture-video makes one'}")
+            print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
+        sys.exit("stopped; --resume and the run folder goes on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

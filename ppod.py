@@ -94,7 +94,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards; reported returns are always true ones
+    clip_reward: bool = False  # learn from the signs of rewards; reported returns stay unclipped
     sample_actions: bool = False  # evaluations draw actions: with no memory, the likeliest ones may go round in circles
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
@@ -165,7 +165,7 @@ class RecurrentAgent(nn.Module):
         self.device = device
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; of a Box only its dimensions
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
         self.state_size = args.gru_size if args.recurrent else 0
         self.chunk_length = args.chunk_length if args.recurrent else 1  # single rows: nothing goes back in time
         outputs = sum(self.output_sizes)
@@ -706,7 +706,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI baselines, ppo2), moving a value further gains nothing."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -766,7 +766,7 @@ def train(args):
     run = Run(args, agent, envs, optimizer=optimizer, demos=demos)  # with --resume, it loads a checkpoint into these
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start; and after each checkpoint, since it stores no environments
+        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, obs, rng = run.new_envs()
             obs = demos.restart(envs, obs, rng)
             ended = np.zeros(args.num_envs, bool)  # where a slot's episode or replay has, its next row is a reset row
@@ -807,7 +807,7 @@ def train(args):
             if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
                 break
 
-        if agent.obs_stats is not None:  # only now: learning must see observations normalised as they were for acting
+        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         demos.save_demos(run.is_finished())
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
@@ -1024,7 +1024,7 @@ class GoalReward(gym.Wrapper):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -1094,7 +1094,7 @@ make_agent = make_recurrent_agent  # as the run section calls it
 
 # ===== run: the same in every script ==================================================================================
 # What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
-# make_agent (whose agent can act), train, write_state and read_state. What the user can mend is a UserError.
+# make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
 FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
@@ -1222,7 +1222,7 @@ class Run:
         config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
         config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        print(f"{args.env_id} -> {self.dir};", {name: getattr(args, name) for name in tuned_settings(args)})
+        print(f"{args.env_id} -> {self.dir}; tuned:", {name: getattr(args, name) for name in tuned_settings(args)})
         self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
 
     def new_envs(self):
@@ -1286,7 +1286,7 @@ class Run:
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
         episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # other states than in training
+        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # not training's seed
         is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
@@ -1341,12 +1341,12 @@ class Run:
         summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
         summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What the user can mend is one line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What the user can fix is one line on stderr and exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
@@ -1360,13 +1360,13 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-        print(f"film: {film or 'none, --capture-video makes one'}")
+            print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped; to go on: --resume and the run folder that the first line names")
+        sys.exit("stopped; --resume and the run folder goes on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

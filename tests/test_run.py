@@ -101,7 +101,7 @@ def test_copied_away_alone(script):
         "summary.json",
     }
     summary = json.loads((run / "summary.json").read_text())
-    assert evaluation.startswith(f"evaluation: {summary['eval_return_mean']:.1f} ") and evaluation.endswith(
+    assert evaluation.startswith(f"last evaluation: {summary['eval_return_mean']:.1f} ") and evaluation.endswith(
         f"{run.as_posix()}/learning_curve.png"
     )
     assert watch.startswith("to watch the best agent: python ppo.py ")
