@@ -820,7 +820,7 @@ class Run:
         top.plot(steps, self.metrics["return_mean"], label=f"mean of the last {min(100, len(self.episodes))} episodes")
         evaluated_at, _, means, stds, _ = self.evaluations.values()
         top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
-        if means and top.get_ylim()[0] < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+        if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
             top.set_yscale("symlog", linthresh=10)
         top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
         top.legend()
