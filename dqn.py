@@ -9,9 +9,9 @@
 
 A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action with the highest Q,
 sometimes a random one. Store each step in a replay buffer. Draw a random batch of stored steps, and move Q(s, a)
-towards a target y. The target network Q', an older copy of Q, helps to compute y:
+towards a target y. The target network Q', a copy of Q that lags behind, helps to compute y (arXiv 1509.06461, eq. 4):
 
-    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]    (arXiv 1509.06461, eq. 4)
+    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]
 
     python dqn.py                                            # CartPole-v1, half a minute
     python dqn.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
@@ -49,26 +49,26 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
-    double: bool = True  # double DQN: Q chooses the next action, Q' rates it; --no-double: Q' does both
+    double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; --no-double: Q' does both
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # transitions in the replay buffer, and in each checkpoint: gigabytes for images
-    learning_starts: int = 1_000  # steps before the first update
-    train_frequency: int = 4  # steps from one update to the next
+    buffer_size: int = 100_000  # number of transitions kept; checkpoints hold them too: gigabytes for images
+    learning_starts: int = 1_000  # environment steps before the first update
+    train_frequency: int = 4  # environment steps from one update to the next
     gradient_steps: int = 1  # gradient steps per update
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # steps from one update of the target network to the next
-    tau: float = 1.0  # target <- tau network + (1 - tau) target; 1 copies; if small, update every few steps
+    target_network_frequency: int = 500  # environment steps between updates of the target network
+    tau: float = 1.0  # target <- tau network + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.2  # fraction of the run over which epsilon falls from start_e to end_e
     max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it (not in Mnih et al. 2015)
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only)
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only; fixed for images)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
     # run
@@ -78,7 +78,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once an evaluation reaches this
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -112,7 +112,7 @@ def relu_mlp(inputs, hidden_sizes, outputs):
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of all actions at once. `head` is the whole MLP for vectors, and for images a linear layer on a CNN."""
+    """Q(s, a) of all actions at once. For vectors, `head` is the whole MLP; for images, a linear layer after a CNN."""
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
@@ -127,11 +127,11 @@ class QNetwork(nn.Module):
         else:
             self.head = relu_mlp(inputs, args.hidden_sizes, self.num_actions)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after self.to, so that the statistics stay on the CPU: they are float64, which some devices lack.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def forward(self, obs):
-        """Q (B, actions) of observations (B, …): images through the CNN; vectors flattened, and normalised if asked."""
+        """Q (B, actions) of observations (B, …). Vectors are flattened and, with --normalize-obs, normalised."""
         if self.image:
             return self.head(self.cnn(obs))
         obs = obs.reshape(len(obs), -1).float()
@@ -144,17 +144,17 @@ class QNetwork(nn.Module):
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
-        """The best actions (B,), but each with probability epsilon replaced by any action at all."""
+        """The best actions (B,); with probability epsilon, each is replaced by one drawn uniformly from all actions."""
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
-        """What the greedy policy does, as the environment takes it: evaluations call this."""
+        """The best actions, as the environment numbers them; evaluations call this."""
         return self.to_env(self.greedy(obs))
 
     def to_env(self, actions):
-        """Actions (B,), counted from 0 up, as the environment takes them: a Discrete may begin at another number."""
+        """Convert actions (B,), counted from 0, to the environment's: a Discrete space may start at another number."""
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
@@ -237,18 +237,18 @@ def linear_schedule(start, end, duration, step):
 
 
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
-    """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
+    """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
 
-    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4, where
-    theta' is the target network). A maximum over estimates with errors is too high on average. It is less so if Q
-    chooses a* and Q' evaluates it, because their errors differ. gamma is a number, or (B,): gamma^k of k steps.
+    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average, as is any maximum
+    of estimates with errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4; its theta' is
+    Q'). The bias is then smaller: the errors of Q and Q' differ. gamma is a number, or (B,): gamma^k of k steps.
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
 def dqn_loss(agent, target, batch, args):
-    """The mean Huber loss of a batch of Transitions, and its mean Q(s, a), which is only logged: two scalar tensors.
+    """(mean Huber loss, mean Q(s, a)) of a batch of Transitions: two scalar tensors. The second is only for the log.
 
     The Huber loss of e = y - Q is e^2 / 2 where |e| < 1 and |e| - 1/2 elsewhere, so its slope is e clipped to ±1
     (Mnih 2015, methods). No gradient flows through the targets.
@@ -270,19 +270,19 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------------------- training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, the dict that is saved as summary.json. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)  # the network Q
     target = copy.deepcopy(agent)  # Q'
-    target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
+    target.obs_stats = agent.obs_stats  # one object for both: they normalise observations alike
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # Mnih 2015: RMSProp
     buffer = make_replay_buffer(args, envs, agent)
-    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume: restores their states
+    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)  # not before a batch is stored
+    learning_starts = max(args.learning_starts, args.batch_size)  # an update needs a whole batch
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
+        if run.step == run.checkpoint_step:  # at the start and after each checkpoint, exactly as a resumed run does
             envs, obs, rng = run.new_envs()
             reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
@@ -294,14 +294,14 @@ def train(args):
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:  # what is stored stays as it is: the network normalises what it sees
+        if args.normalize_obs:  # the buffer keeps raw observations: the network normalises them
             agent.obs_stats.update(obs[~reset_rows])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; reset rows do not count
         obs = next_obs
         reset_rows = terminated | truncated
 
-        # All environments together took up to N steps. Count through them one by one: the update frequencies then hold.
+        # N environments took up to N steps at once. Count them one by one, so that no update is missed.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):
@@ -327,15 +327,15 @@ RANGES = dict.fromkeys([*LEAST_1, "gradient_steps", "target_network_frequency", 
 RANGES |= dict.fromkeys("gamma tau start_e end_e exploration_fraction".split(), (0, 1))
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"loss": "loss: errors of Q", "q": "mean Q", "epsilon": "share of random actions"}  # the curve's panels
-EXPLORES = True  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = True  # training episodes contain exploration: only an evaluation shows how good the agent is
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins.
+# Settings with which training succeeds, per environment. Flags override them.
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
@@ -351,7 +351,7 @@ TUNED = {
                        "tau": 0.005, "end_e": 0.03, "exploration_fraction": 0.5, "buffer_size": 200_000,
                        "hidden_sizes": (128, 128), "total_timesteps": 300_000, "eval_every": 10_000,
                        "stop_at_return": 200},
-    # after CleanRL's settings, not confirmed here
+    # based on CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it

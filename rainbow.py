@@ -5,18 +5,18 @@
 #   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
 # ]
 # ///
-"""Rainbow: DQN and six improvements, in this one file. Each is a switch; with all six off it is dqn.py --no-double.
+"""Rainbow: DQN with six improvements, in this one file. Each is a switch; with all six off, it is dqn.py --no-double.
 
-    --double          one network chooses the next action, the other says what it is worth         (arXiv 1509.06461)
-    --prioritized     what is learnt worst is replayed most                                        (arXiv 1511.05952)
+    --double          Q chooses the next action, the target network Q' evaluates it                (arXiv 1509.06461)
+    --prioritized     transitions with larger errors are replayed more often                       (arXiv 1511.05952)
     --dueling         Q is the value of a state plus the advantage of an action                    (arXiv 1511.06581)
-    --multi-step      a target sums n rewards before it relies on the network               (arXiv 1710.02298, eq. 2)
-    --distributional  not only the mean of the return is learnt, but how likely each return is     (arXiv 1707.06887)
-    --noisy           noise in the weights explores, and how much of it is learnt                  (arXiv 1706.10295)
+    --multi-step      a target sums n rewards before it adds what Q' expects after them     (arXiv 1710.02298, eq. 2)
+    --distributional  the network learns how likely each return is, not only the mean return       (arXiv 1707.06887)
+    --noisy           noise in the weights explores; the network learns how strong it should be    (arXiv 1706.10295)
 
-Together: the atoms z are fixed returns. The network gives their probabilities p(s, a), and Q(s, a) = sum of z p. With
-R = r_0 + gamma r_1 + …, the discounted sum of n rewards, and a* = argmax_a Q(s_n, a), each atom z becomes a return y
-with z's probability p' by the target network. Phi projects this distribution of y onto the atoms:
+Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a) = sum of z p. Let
+R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and a* = argmax_a Q(s_n, a). If the return from s_n is z,
+that from s_0 is y. The target network gives z, and so y, the probability p'. Phi shares it among the atoms next to y:
 
     y = R + gamma^n (1 - terminated) z,   L = E[ KL( Phi(y, p'(s_n, a*))  ||  p(s_0, a_0) ) ]
 
@@ -56,40 +56,40 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
-    # the six improvements, and their settings
-    double: bool = True  # double DQN: the network chooses the action that the target network values
-    prioritized: bool = True  # replay transitions the more often, the larger their last error
-    alpha: float = 0.5  # prioritized: 0 draws uniformly, 1 fully in proportion to the errors
-    beta: float = 0.4  # prioritized: exponent of the importance weights at the start; rises to 1 by the end
-    dueling: bool = True  # Q as the sum of a state's value and the actions' advantages
-    multi_step: bool = True  # sum --n-step rewards before bootstrapping; without, one
-    n_step: int = 3  # multi-step: how many rewards
-    distributional: bool = True  # C51: learn the distribution of the return, on --num-atoms returns
-    num_atoms: int = 51  # distributional: returns that get a probability each, at equal distances
-    v_min: float = -100.0  # distributional: lowest return; if no reward is below r, min(r, 0) / (1 - gamma) will do
-    v_max: float = 100.0  # distributional: highest return; if none is above r, max(r, 0) / (1 - gamma) will do
-    noisy: bool = True  # explore by noise in the weights; without, by random actions (start_e, end_e)
-    sigma: float = 0.5  # noisy: deviation of the noise at the start, before division by the root of a layer's inputs
+    # the six improvements and their settings
+    double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; --no-double: Q' does both
+    prioritized: bool = True  # replay transitions with larger errors more often
+    alpha: float = 0.5  # prioritized: 0 draws uniformly, 1 in proportion to the errors
+    beta: float = 0.4  # prioritized: exponent of the importance weights at the start; rises linearly to 1
+    dueling: bool = True  # compute Q as value of the state + advantage of the action
+    multi_step: bool = True  # targets sum --n-step rewards; --no-multi-step: one reward
+    n_step: int = 3  # multi-step: how many rewards a target sums
+    distributional: bool = True  # C51: learn the probabilities of --num-atoms returns, not only the mean
+    num_atoms: int = 51  # distributional: number of returns, at equal distances from --v-min to --v-max
+    v_min: float = -100.0  # distributional: lowest return; if rewards are at least r, min(r, 0) / (1 - gamma) is enough
+    v_max: float = 100.0  # distributional: highest return; if rewards are at most r, max(r, 0) / (1 - gamma) is enough
+    noisy: bool = True  # explore by noise in the weights; --no-noisy: by random actions, see --start-e
+    sigma: float = 0.5  # noisy: strength of the noise at the start; a layer with n inputs begins with sigma / sqrt(n)
     # algorithm
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
-    adam_eps: float = 1e-5  # Adam's epsilon
+    adam_eps: float = 1e-5  # Adam's epsilon, which keeps it from dividing by zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # transitions in the replay buffer, and in each checkpoint: gigabytes for images
-    learning_starts: int = 1_000  # steps before the first update
-    train_frequency: int = 4  # steps from one update to the next
+    buffer_size: int = 100_000  # number of transitions kept; checkpoints hold them too: gigabytes for images
+    learning_starts: int = 1_000  # environment steps before the first update
+    train_frequency: int = 4  # environment steps from one update to the next
     gradient_steps: int = 1  # gradient steps per update
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # steps from one change of the target network to the next
-    tau: float = 1.0  # how far it then moves towards the network: 1 copies; if small, let it move every few steps
-    start_e: float = 1.0  # share of random actions at the start; with noisy there are none
-    end_e: float = 0.05  # share of random actions in the end
-    exploration_fraction: float = 0.2  # part of the run in which the one falls to the other
-    max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only)
+    target_network_frequency: int = 500  # environment steps between updates of the target network
+    tau: float = 1.0  # target <- tau network + (1 - tau) target: 1 copies; a small tau needs frequent updates
+    start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
+    end_e: float = 0.05  # epsilon at the end
+    exploration_fraction: float = 0.2  # fraction of the run over which epsilon falls from start_e to end_e
+    max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only; fixed for images)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
     # run
@@ -99,7 +99,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once an evaluation reaches this
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -124,13 +124,13 @@ def layer(module, gain=2**0.5):
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer with noise in its weights; how much of it is learnt   (arXiv 1706.10295, eqs. 9 to 11).
+    """A linear layer with noise in its weights; the sigmas are learnt like W and b   (arXiv 1706.10295, eqs. 9 to 11).
 
         y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b,
         noise_W = f(e_out) f(e_in)^T,   noise_b = f(e_out),   f(e) = sign(e) sqrt|e|
 
-    The noise is factorised: a Gaussian number e for each input and each output, not for each weight. In evaluation
-    mode, module.eval(), there is none. `layer` gives W and b orthogonal and zero values; the paper's are uniform.
+    The noise is factorised: one Gaussian number e per input and one per output, instead of one per weight. After
+    module.eval() there is no noise. `layer` (above) makes W orthogonal and b zero; the paper draws both uniformly.
     """
 
     def __init__(self, inputs, outputs, sigma):
@@ -141,7 +141,7 @@ class NoisyLinear(nn.Linear):
         self.register_buffer("output_noise", torch.zeros(outputs), persistent=False)  # f(e_out)
 
     def draw_noise(self, rng):
-        """Draw the noise anew."""
+        """Replace the noise, drawing from the NumPy generator `rng`."""
         for noise in (self.input_noise, self.output_noise):
             e = torch.as_tensor(rng.standard_normal(len(noise)))
             noise.copy_(e.sign() * e.abs().sqrt())
@@ -156,7 +156,7 @@ class NoisyLinear(nn.Linear):
 
 
 def hidden_layers(inputs, sizes, linear):
-    """A list of linear layers of these sizes, made by `linear` (nn.Linear or NoisyLinear), with ReLU behind them."""
+    """A list: for each size, a linear layer made by `linear` (nn.Linear or NoisyLinear), and a ReLU."""
     layers = []
     for size in sizes:
         layers += [layer(linear(inputs, size)), nn.ReLU()]
@@ -165,25 +165,25 @@ def hidden_layers(inputs, sizes, linear):
 
 
 def stream(inputs, hidden_sizes, outputs, linear):
-    """Hidden layers and an output layer, all of them made by `linear`."""
+    """A network of hidden layers and an output layer, all made by `linear`."""
     last_size = [inputs, *hidden_sizes][-1]
     return nn.Sequential(*hidden_layers(inputs, hidden_sizes, linear), layer(linear(last_size, outputs), gain=1.0))
 
 
 def dueling_values(value, advantages):
-    """V + A - mean A (B, actions, atoms) of V (B, 1, atoms) and A: Q, or logits of atoms (arXiv 1511.06581, eq. 9)."""
+    """V + A - mean of A over actions (arXiv 1511.06581, eq. 9): (B, actions, atoms), as A. V is (B, 1, atoms)."""
     return value + advantages - advantages.mean(1, keepdim=True)
 
 
 class RainbowNetwork(nn.Module):
-    """Q(s, a) of all actions at once; with --distributional it is the mean of a distribution of returns.
+    """Q(s, a) of all actions at once; with --distributional, it is the mean of the learnt distribution of returns.
 
                      ┌── stream: hidden layer, outputs for every action ────────────────┐
         obs ── body ─┤                                                                  ├─ V + A - mean A
                      └── --dueling: another stream, with outputs for the state's value ─┘
 
-    The body is the convolutions of a CNN for images, and all hidden layers but the last for vectors; that one belongs
-    to the streams. --distributional: a logit per atom, no Q yet: p = softmax. --noisy: the streams' layers are noisy.
+    For images, the body is the convolutions of a CNN; for vectors, all hidden layers but the last, of which each stream
+    has its own. With --distributional, the result is logits of the atoms, else Q. With --noisy, the streams are noisy.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -205,17 +205,17 @@ class RainbowNetwork(nn.Module):
             self.body = nn.Sequential(*hidden_layers(inputs, body_sizes, nn.Linear))
             num_features = [inputs, *body_sizes][-1]
             stream_sizes = args.hidden_sizes[-1:]
-        # Without --dueling, what is called the advantage is Q itself.
+        # Without --dueling, `advantage` computes Q, or the logits, alone.
         self.advantage = stream(num_features, stream_sizes, self.num_actions * self.num_atoms, linear)
         self.value = stream(num_features, stream_sizes, self.num_atoms, linear) if args.dueling else None
         self.register_buffer("support", torch.linspace(args.v_min, args.v_max, self.num_atoms), persistent=False)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after self.to, so that the statistics stay on the CPU: they are float64, which some devices lack.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def outputs(self, obs):
-        """V + A - mean A (B, actions, atoms) of observations (B, …): logits of the atoms, or Q with a single "atom"."""
+        """Logits of atoms (B, actions, atoms) for observations (B, …). Without --distributional: Q (B, actions, 1)."""
         if not self.image:
             obs = obs.reshape(len(obs), -1).float()
             obs = obs if self.obs_stats is None else self.obs_stats(obs)
@@ -231,18 +231,18 @@ class RainbowNetwork(nn.Module):
         return self.outputs(obs).log_softmax(2)
 
     def forward(self, obs):
-        """Q (B, actions)."""
+        """Q (B, actions) of observations (B, …)."""
         if self.distributional:
             return (self.log_probs(obs).exp() * self.support).sum(2)
         return self.outputs(obs).squeeze(2)
 
     def draw_noise(self, rng):
-        """Draw the noise of all noisy layers anew, with the NumPy generator `rng`."""
+        """Replace the noise of all noisy layers, drawing from the NumPy generator `rng`."""
         for noisy_layer in self.noisy_layers:
             noisy_layer.draw_noise(rng)
 
     def mean_sigma(self):
-        """Mean size of the sigmas of the noisy layers' weights: how much they still explore; 0 without --noisy."""
+        """Mean of |sigma| over the noisy layers' weights: how strongly they still explore; 0 without --noisy."""
         sigmas = [noisy_layer.sigma_weight.detach().abs().mean() for noisy_layer in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
 
@@ -253,35 +253,35 @@ class RainbowNetwork(nn.Module):
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
-        """The best actions (B,) under new noise, each with probability epsilon replaced by any action at all."""
-        self.draw_noise(rng)  # the same for all environments
+        """The best actions (B,) under new noise; with probability epsilon, each is replaced by one drawn uniformly."""
+        self.draw_noise(rng)  # the same noise for all environments
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
-        """What the greedy policy does without noise, as the environment takes it: evaluations call this."""
+        """The best actions without noise, as the environment numbers them; evaluations call this."""
         self.eval()
         actions = self.greedy(obs)
         self.train()
         return self.to_env(actions)
 
     def to_env(self, actions):
-        """Actions (B,), counted from 0 up, as the environment takes them: a Discrete may begin at another number."""
+        """Convert actions (B,), counted from 0, to the environment's: a Discrete space may start at another number."""
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
 # -------------------------------------------------------------------------------------------------- replay buffer
 
-# Tensors (B, …). The action was taken at obs; k <= n steps later came next_obs. `rewards` are the discounted sums of
-# these k rewards, `discounts` are gamma^k   (arXiv 1710.02298, eq. 2, where k = n).
+# Tensors (B, …). The action was taken at obs; next_obs followed k <= n steps later. `rewards` are the discounted sums
+# of the k rewards in between, `discounts` are gamma^k   (arXiv 1710.02298, eq. 2, where k = n).
 NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs terminated discounts")
 
 
 class NStepBuffer:
-    """The last `capacity` transitions over up to n steps, first in, first out, in host memory; uint8 stays uint8.
+    """The last `capacity` transitions of up to n steps, first in, first out, in host memory; uint8 stays uint8.
 
-    Every step opens a window. After n rewards, or at the end of the episode, it closes and becomes a transition. n = 3:
+    Every step opens a window. It closes after n rewards or at the end of the episode, and is stored. With n = 3:
 
         step         0     1     2     3, the last one
         window 0     r0  + γ r1 + γ² r2                  from s0 to s3, discount γ³
@@ -289,9 +289,9 @@ class NStepBuffer:
         window 2                 r2  + γ r3              from s2 to s4, discount γ²
         window 3                       r3                from s3 to s4, discount γ
 
-    If step 3 terminated, there is no future; if it was truncated, the target goes on from s4. After either, the
-    environment's next step only resets it (next-step autoreset) and its action is ignored: a reset row, which is no
-    step and opens no window. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
+    The windows that reach s4 bootstrap from it if the episode was truncated there, but not if it terminated.
+    In either case the environment's next step only resets it and ignores the action (next-step autoreset). This reset
+    row opens no window. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
     """
 
     def __init__(
@@ -312,11 +312,11 @@ class NStepBuffer:
         self.gamma = gamma
         self.size = 0  # transitions stored so far
         self.position = 0  # slot that is written next
-        self.open_steps = [deque() for _ in range(num_envs)]  # per environment: those whose windows are open, in order
+        self.open_steps = [deque() for _ in range(num_envs)]  # per environment: steps with open windows, oldest first
         self.tree = None if alpha is None else SumTree(capacity, alpha)
 
     def begin_episodes(self):
-        """All environments begin anew: windows that are still open are given up."""
+        """All environments begin new episodes: drop the windows that are still open."""
         for steps in self.open_steps:
             steps.clear()
 
@@ -327,7 +327,7 @@ class NStepBuffer:
             steps = self.open_steps[i]
             steps.append((obs[i], actions[i], rewards[i]))
             ended = terminated[i] or truncated[i]
-            # The oldest step's window is full, or the episode is over: then every open one closes.
+            # Close the oldest window if it is full. At the end of the episode, close all.
             while len(steps) == self.n_step or (ended and steps):
                 slots.append(self.write(steps, next_obs[i], terminated[i]))
                 steps.popleft()
@@ -337,7 +337,7 @@ class NStepBuffer:
         return slots
 
     def write(self, steps, next_obs, terminated):
-        """Store the transition from the first of these steps to what the last one led to. Returns the slot."""
+        """Store the transition from the first of these steps to the next_obs of the last one. Returns the slot."""
         slot = self.position
         obs, action, _ = steps[0]
         self.obs[slot] = obs
@@ -356,7 +356,7 @@ class NStepBuffer:
         return NStepTransitions(*[torch.as_tensor(array, device=self.device) for array in arrays])
 
     def sample(self, batch_size, rng, beta=0.0):
-        """(slots, importance weights, NStepTransitions), B of each. ValueError if fewer are stored than asked for."""
+        """(slots, importance weights, NStepTransitions), each of length B. ValueError if fewer than B are stored."""
         if batch_size > self.size:
             raise ValueError(f"cannot sample {batch_size} of {self.size} stored transitions")
         if self.tree is None:
@@ -367,12 +367,12 @@ class NStepBuffer:
         return slots, torch.as_tensor(weights, device=self.device), self.get(slots)
 
     def update_priorities(self, slots, errors):
-        """Set the priorities of these slots from their absolute errors (B,), if transitions have priorities."""
+        """Set the priorities of these slots from their absolute errors (B,). Without priorities, do nothing."""
         if self.tree is not None:
             self.tree.update(slots, errors.cpu().numpy())
 
     def state_dict(self):
-        """What is stored, for a checkpoint. Open windows are not: episodes begin anew there."""
+        """What is stored, for a checkpoint. Open windows are left out: after a checkpoint, all episodes begin anew."""
         filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in NStepTransitions._fields}
         state = {"size": self.size, "position": self.position, **filled}
         if self.tree is not None:
@@ -390,7 +390,7 @@ class NStepBuffer:
 
 
 class SumTree:
-    """Draws slots in proportion to p = (|error| + 1e-6)^alpha, which arXiv 1511.05952, section 3.3, writes p^alpha.
+    """Draws slots in proportion to their priorities p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, eq. 1: p_i^alpha).
 
     Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities 1, 2, 0 and 5:
 
@@ -401,20 +401,20 @@ class SumTree:
          node 4: 1   node 5: 2       node 6: 0   node 7: 5
          = slot 0    = slot 1        = slot 2    = slot 3
 
-    A number between 0 and 8 leads from the top to a slot. Take 2.5: it is less than 3, so go left, to node 2. There it
-    is not less than 1, so go right, with 2.5 - 1 left, to slot 1; as all numbers from 1 to 3 do, two out of eight.
-    A whole batch goes down, or its changes up, one level at a time.
+    A random number from 0 to 8 leads from the top to a slot. Take 2.5. It is less than 3, the sum on the left: go left,
+    to node 2. There it is not less than 1, the sum on the left: subtract 1 and go right, to slot 1. So do all numbers
+    from 1 to 3: the probability of slot 1 is 2/8. All numbers of a batch go down together, one level at a time.
     """
 
     def __init__(self, capacity, alpha):
-        self.levels = (capacity - 1).bit_length()  # below node 1
+        self.levels = (capacity - 1).bit_length()  # of the tree, below node 1
         self.leaves = 2**self.levels  # slot s is node leaves + s
         self.nodes = np.zeros(2 * self.leaves)
         self.alpha = alpha
-        self.highest = 1.0  # priority so far
+        self.highest = 1.0  # the highest priority so far
 
     def add(self, slots):
-        """New transitions get the highest priority so far, for their errors are unknown."""
+        """Give new transitions the highest priority so far, because their errors are unknown."""
         self.write(slots, self.highest)
 
     def update(self, slots, errors):
@@ -424,7 +424,7 @@ class SumTree:
         self.write(slots, priorities)
 
     def write(self, slots, priorities):
-        """Set priorities, and the sums above them."""
+        """Set the priorities of these slots, and update the sums above them."""
         nodes = slots + self.leaves
         self.nodes[nodes] = priorities
         for _ in range(self.levels):
@@ -434,8 +434,8 @@ class SumTree:
     def sample(self, batch_size, rng, beta):
         """(slots, importance weights), each (B,); one slot from each of B equal parts of the sum of all priorities.
 
-        Of `size` transitions, each with the probability P = p / sum of all p, the weights are (1 / (size P))^beta,
-        divided by the largest in the batch (section 3.4). Size and sum cancel, and p^-beta is left.
+        A transition is drawn with probability P = p / (sum of all p). Its weight is (1 / (size P))^beta, divided by the
+        largest weight in the batch (section 3.4). The size and the sum cancel in this quotient: p^-beta is left.
         """
         numbers = (np.arange(batch_size) + rng.random(batch_size)) * self.nodes[1] / batch_size
         nodes = np.ones(batch_size, np.int64)
@@ -465,11 +465,11 @@ def linear_schedule(start, end, duration, step):
 
 
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
-    """y (B,) = r + gamma (1 - terminated) Q'(s', a*), from Q'(s', .) and, for double DQN, Q(s', .), each (B, actions).
+    """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
 
-    a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1), or argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4, where
-    theta' is the target network). A maximum over estimates with errors is too high on average. It is less so if Q
-    chooses a* and Q' evaluates it, because their errors differ. gamma is a number, or (B,): gamma^k of k steps.
+    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average, as is any maximum
+    of estimates with errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4; its theta' is
+    Q'). The bias is then smaller: the errors of Q and Q' differ. gamma is a number, or (B,): gamma^k of k steps.
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -478,12 +478,12 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 def project(rewards, terminated, discounts, probs, support):
     """Project the distribution of y = r + discount (1 - terminated) z onto the atoms: probabilities m (B, atoms).
 
-    The atoms z_j of the support (atoms,) are d apart; `probs` (B, atoms) are their probabilities p_j, so also y_j's.
-    If y_j falls between two atoms, they share p_j; the nearer gets more. Beyond the ends, the outermost gets it all:
+    `support` (atoms,) holds the atoms z_j, d apart. `probs` (B, atoms) holds the probability p_j of z_j, and so of y_j.
+    The two atoms around y_j share p_j; the nearer gets more. Beyond the ends, the outermost atom gets it all:
 
         m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j     (arXiv 1707.06887, eq. 7)
 
-    clip(y) lies between the outermost atoms, [x]_0^1 between 0 and 1. discounts are a number or (B,).
+    clip limits y to the range of the atoms, and [x]_0^1 limits x to [0, 1]. discounts are a number or (B,).
     """
     distance = support[1] - support[0]
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
@@ -504,13 +504,13 @@ def td_losses(agent, target, batch, args):
 
 
 def distributional_losses(agent, target, batch, args):
-    """(KL(target || prediction) (B,), the same without gradient, for the priorities, figures to log)."""
+    """(losses KL(target || prediction) (B,), the same detached as errors, figures to log) of NStepTransitions."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
     with torch.no_grad():
         next_probs = target.log_probs(batch.next_obs).exp()
         next_q = agent(batch.next_obs) if args.double else (next_probs * support).sum(2)
-        best_probs = next_probs[rows, next_q.argmax(1)]  # of the best action a*, (B, atoms)
+        best_probs = next_probs[rows, next_q.argmax(1)]  # those of a*, (B, atoms)
         targets = project(batch.rewards, batch.terminated, batch.discounts, best_probs, support)
         outside = outside_support(batch.rewards, batch.terminated, batch.discounts, best_probs, support)
     log_probs = agent.log_probs(batch.obs)[rows, batch.actions[:, 0]]
@@ -528,20 +528,20 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------------------- training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, the dict that is saved as summary.json. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)  # a RainbowNetwork
     target = copy.deepcopy(agent)
-    target.obs_stats = agent.obs_stats  # both see observations normalised in the same way
+    target.obs_stats = agent.obs_stats  # one object for both: they normalise observations alike
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
-    buffer = make_n_step_buffer(args, envs, agent)  # without --multi-step n is 1, without --prioritized alpha None
+    buffer = make_n_step_buffer(args, envs, agent)  # no --multi-step: n is 1; no --prioritized: alpha is None
     run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)  # the buffer may lag: it lacks open windows
+    learning_starts = max(args.learning_starts, args.batch_size)  # buffer.size may be less: open windows are not stored
     losses_of = distributional_losses if args.distributional else td_losses
 
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
+        if run.step == run.checkpoint_step:  # at the start and after each checkpoint, exactly as a resumed run does
             envs, obs, rng = run.new_envs()
             reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
             buffer.begin_episodes()
@@ -551,22 +551,22 @@ def train(args):
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
         obs = obs.copy()  # the environments may write their next observations into the same array
-        actions = agent.explore(obs, epsilon, rng)  # with --noisy, noise in the weights explores
+        actions = agent.explore(obs, epsilon, rng)  # with --noisy, epsilon is 0: only the noise explores
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
         if args.normalize_obs:
             agent.obs_stats.update(obs[~reset_rows])
         step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
+        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; reset rows do not count
         obs = next_obs
         reset_rows = terminated | truncated
-        # N environments took up to N steps at once. Now make as many updates as one alone would have made meanwhile.
+        # N environments took up to N steps at once. Count them one by one, so that no update is missed.
         for step in range(step_before + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # the same for Q(s, a) and for a*; arXiv 1706.10295 draws one for each
+                    agent.draw_noise(rng)  # the same noise for Q(s, a) and a*; in arXiv 1706.10295, each has its own
                     target.draw_noise(rng)
                     losses, errors, figures = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -592,16 +592,16 @@ RANGES |= dict.fromkeys("gamma tau start_e end_e exploration_fraction alpha beta
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return", "v_min", "v_max"], (-1e15, 1e15))
 RANGES |= {"num_atoms": (2, 1e4)}
 CURVE = {"loss": "loss: errors of Q", "q": "mean Q", "sigma": "noise in the weights"}  # the curve's panels
-EXPLORES = True  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = True  # training episodes contain exploration: only an evaluation shows how good the agent is
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins. Where few steps are rewarded, returns stay far within
-# the v_min and v_max that Args names, and a narrower support is finer.
+# Settings with which training succeeds, per environment. Flags override them. Where rewards are rare, returns stay far
+# within the bounds that Args gives for v_min and v_max; with narrower bounds, the atoms are closer together.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
          "clip_reward": True, "total_timesteps": 10_000_000}  # fmt: skip
@@ -613,15 +613,15 @@ TUNED = {
     "LunarLander-v3": {"num_envs": 4, "train_frequency": 2, "batch_size": 64, "learning_rate": 6.3e-4, "gamma": 0.995,
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 150_000},
-    # two of the six: double and multi-step (all six are not tuned for it)
+    # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
                        "target_network_frequency": 600, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
                        "total_timesteps": 150_000},
-    # dqn.py's settings with a support, not confirmed here
+    # dqn.py's settings, with v_min and v_max; not confirmed here
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "v_min": -100.0, "v_max": 0.0,
                    "total_timesteps": 100_000},
-    # the paper's settings, with 8 environments and fewer steps; not confirmed here
+    # the paper's settings, but 8 environments, a smaller buffer and fewer steps; not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
@@ -758,7 +758,7 @@ make_agent = make_q_network  # as the run section calls it
 
 
 def outside_support(rewards, terminated, discounts, probs, support):
-    """Probabilities (B,) of a y beyond the outermost atoms, to which `project` gives them; not by rounding alone."""
+    """The probability (B,) that `project` clips y to an outermost atom; a margin keeps rounding errors out."""
     margin = 0.01 * (support[1] - support[0])
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
     beyond = (y < support[0] - margin) | (y > support[-1] + margin)
@@ -766,13 +766,13 @@ def outside_support(rewards, terminated, discounts, probs, support):
 
 
 def warn_of_support(figures, args):
-    """Say once in a run that more than a twentieth of the probability of a batch's targets lies beyond the support."""
+    """Warn, once in a run, if more than 5 % of the probability of a batch's targets lies beyond the support."""
     if figures.get("outside_support", 0) > 0.05:
         gym.logger.warn(f"returns leave the support [{args.v_min:g}, {args.v_max:g}]: see --v-min and --v-max")
 
 
 def make_n_step_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if that cannot be."""
+    """The replay buffer that `args` ask for. UserError if it is too small, or v_min not less than v_max."""
     n_step = args.n_step if args.multi_step else 1
     if args.v_min >= args.v_max:
         raise UserError("v_min must be less than v_max")
