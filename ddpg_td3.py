@@ -5,19 +5,19 @@
 #   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
 # ]
 # ///
-"""Deterministic policy gradients, DDPG and TD3, all of it, in this one file.
+"""Deep deterministic policy gradient (DDPG) and TD3, all of it, in this one file.
 
-The actor mu picks one action per state, the critic Q says what return to expect of it. For old transitions
-(s, a, r, s'), Q moves towards the reward plus the discounted value of the actor's next action; mu climbs Q's gradient:
+The actor mu(s) picks one action per state, and the critic Q(s, a) predicts the return that follows it. From stored
+transitions (s, a, r, s'), gradient descent on L(Q) moves Q towards the target y, and gradient ascent on J improves mu:
 
     y = r + gamma (1 - terminated) Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]
 
-where Q' and mu' follow Q and mu slowly (arXiv 1509.02971). The actor finds every error of Q that looks like a high
-value. TD3 is DDPG plus three tricks against that: noise on mu'(s') smooths Q', of two critics the lower value counts,
-and the actor and all targets move less often than the critics.
+The target networks Q' and mu' follow Q and mu slowly (arXiv 1509.02971). If Q overrates an action, mu learns to take
+it, and y passes the error on. TD3 adds three tricks against that: noise on mu'(s') blurs narrow peaks of Q', y uses the
+lower value of two critics, and the actor and the target networks are updated less often than the critics.
 
     python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
-    python ddpg_td3.py --algorithm ddpg                     # without the three tricks, unless TUNED adds one
+    python ddpg_td3.py --algorithm ddpg                     # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render         # watch the trained agent
 
 Papers: DDPG arXiv 1509.02971 (here without its batch normalisation and weight decay), TD3 arXiv 1802.09477.
@@ -53,28 +53,28 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three, TD3's tricks; None: as tuned, else td3
-    target_noise: float = 0.2  # the first: standard deviation of the noise on a' = mu'(s'); DDPG: 0, or as tuned
-    twin_q: bool = True  # the second: two critics, of whose target values the lower one counts; DDPG: one critic
-    policy_frequency: int = 2  # the third: critic updates per update of actor and target networks; DDPG: 1
-    noise_clip: float = 0.5  # belongs to target_noise: that noise is clipped to ± this
+    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three, TD3's tricks; None: TUNED's choice, else td3
+    target_noise: float = 0.2  # trick 1: standard deviation of noise on mu'(s') in the target y; DDPG: 0, or TUNED's
+    twin_q: bool = True  # trick 2: two critics, and the target y uses the lower of their values; DDPG: one critic
+    policy_frequency: int = 2  # trick 3: critic updates per update of actor and target networks; DDPG: 1
+    noise_clip: float = 0.5  # trick 1: its noise is clipped to ± this; 1 is half an action's range
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 1_000_000  # transitions to keep
+    buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint: gigabytes for images
     batch_size: int = 256  # transitions per update
-    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin once batch_size are stored too
+    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin after max(this, batch_size) steps
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
-    tau: float = 0.005  # in one update, target networks <- tau networks + (1 - tau) target networks
-    noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: independent, or (ou) correlated over time
-    exploration_noise: float = 0.1  # standard deviation of what is drawn in each step; 1 is half an action's range
-    ou_theta: float = 0.15  # share of ou noise that fades in a step; 0.15: standard deviation 1.9 exploration_noise
+    tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
+    noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: gaussian, independent in each step; or ou, correlated
+    exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
+    ou_theta: float = 0.15  # share of ou noise that decays in a step; with 0.15, its deviation is 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -84,7 +84,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once an evaluation reaches this (training episodes explore)
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -111,7 +111,7 @@ def uniform_mlp(inputs, hidden_sizes, outputs):
 
 
 def encoder(observation_space):
-    """(what comes before an MLP, its outputs): a CNN for images, nothing for vectors."""
+    """(network before the MLP, number of its outputs): a CNN for images, nn.Identity for vectors."""
     if is_image(observation_space):
         return NatureCNN(observation_space.shape), 512
     return nn.Identity(), math.prod(observation_space.shape)
@@ -126,12 +126,12 @@ class Actor(nn.Module):
         self.mlp = uniform_mlp(features, args.hidden_sizes, math.prod(action_space.shape))
 
     def forward(self, obs):
-        """Actions (B, D) of observations (B, …)."""
+        """Actions (B, D) for observations (B, …)."""
         return self.mlp(self.encoder(obs)).tanh()
 
 
 class Critic(nn.Module):
-    """Q(s, a): the return, with entropy bonuses for the later actions, to expect after action a in state s."""
+    """Q(s, a): the discounted return to expect after action a in state s; in SAC, with later entropy bonuses."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -146,8 +146,8 @@ class Critic(nn.Module):
 class ActorCritic(nn.Module):
     """The actor mu, one or two critics Q, and the target networks mu' and Q', which follow them slowly.
 
-    Everywhere but in the environment, actions are (B, D) in [-1, 1]: so noise means the same in every dimension, and
-    the critics see numbers of one size.
+    Actions are (B, D) in [-1, 1] everywhere except in the environment. So noise of one size suits every dimension, and
+    the critics see all actions on the same scale.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -157,7 +157,7 @@ class ActorCritic(nn.Module):
         self.action_dimensions = math.prod(action_space.shape)
         self.image = is_image(observation_space)
         self.actor = Actor(observation_space, action_space, args)
-        num_critics = 2 if args.twin_q else 1  # each with weights of its own: a copy of the first would learn the same
+        num_critics = 2 if args.twin_q else 1  # each with its own random weights: a copy would learn just the same
         self.critics = nn.ModuleList(Critic(observation_space, action_space, args) for _ in range(num_critics))
         self.target_actor = copy.deepcopy(self.actor)
         self.target_critics = copy.deepcopy(self.critics)
@@ -166,46 +166,46 @@ class ActorCritic(nn.Module):
         self.obs_stats = RunningMeanStd(math.prod(observation_space.shape)) if args.normalize_obs else None
 
     def observe(self, obs):
-        """What the networks see of observations (B, …): images as they are, vectors flat and normalised."""
+        """Observations (B, …) as the networks get them: images unchanged, vectors flat, normalised if args say so."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def observe_batch(self, batch):
-        """Transitions whose obs and next_obs are what the networks see."""
+        """The same transitions, with obs and next_obs as the networks get them."""
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
 
     @torch.inference_mode()
     def explore(self, obs, noise):
-        """mu(s) + noise, within [-1, 1], as a NumPy array (B, D), for an array of observations (B, …)."""
+        """mu(s) + noise, clipped to [-1, 1]: a NumPy array (B, D), for an array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         actions = self.actor(self.observe(torch.as_tensor(obs, dtype=dtype, device=self.device)))
         return np.clip(actions.cpu().numpy() + noise, -1, 1)
 
     def act(self, obs):
-        """What the policy does without noise, as the environment takes it: evaluations call this."""
+        """Actions for evaluations: mu(s) without noise, as the environment takes it, for observations (B, …)."""
         return self.to_env(self.explore(obs, noise=0))
 
     def to_env(self, actions):
-        """Actions (B, D) as the environment takes them: [-1, 1] stretched to its bounds, in its shape and type."""
+        """Actions (B, D) as the environment takes them: scaled from [-1, 1] to its bounds, in its shape and type."""
         space = self.action_space
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         share = (actions.reshape(-1, *space.shape) + 1) / 2
-        actions = np.clip(low + share * (high - low), low, high)  # clip: sums of floats are not exact
+        actions = np.clip(low + share * (high - low), low, high)  # clip: rounding may overstep the bounds
         return actions.astype(space.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """The noise (N, D) from which `explore` makes this step's actions; it follows from that of the step before.
+    """This step's noise (N, D) for `explore`, made from the noise of the step before.
 
-    x <- (1 - theta) x + sigma N(0, 1): Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7), which pushes one way for
-    about 1 / theta steps. With theta = 1 nothing of x is left: independent Gaussian noise.
+    x <- (1 - theta) x + sigma N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
+    for about 1 / theta steps. With theta = 1 the old x has no influence: independent Gaussian noise.
     """
     theta = args.ou_theta if args.noise == "ou" else 1.0
     noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # the action of a reset row is ignored: the next one is an episode's first
+    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode starts from noise 0
     return noise
 
 
@@ -296,12 +296,12 @@ def critic_targets(rewards, next_values, terminated, gamma):
 
 
 def critic_loss(values, targets):
-    """The sum over critics of the mean of (Q_k(s, a) - y)^2, for values (K, B) and targets (B,)."""
+    """sum_k mean( (Q_k(s, a) - y)^2 ), for the values (K, B) of K critics and targets (B,)."""
     return ((values - targets) ** 2).mean(1).sum()
 
 
 def actor_loss(actor, critic, obs):
-    """-mean Q(s, mu(s)): its gradient is that of the deterministic policy, negated (arXiv 1509.02971, eq. 6)."""
+    """-mean Q(s, mu(s)). Its gradient is minus the deterministic policy gradient (arXiv 1509.02971, eq. 6)."""
     return -critic(obs, actor(obs)).mean()
 
 
@@ -325,20 +325,20 @@ def updates_due(step_before, step, args):
 
 
 def bellman_targets(agent, batch, args, rng):
-    """The targets y (B,) of the critics for a batch: critic_targets of a' = mu'(s'), with TD3's tricks 1 and 2."""
+    """The critics' targets y (B,) for a batch: critic_targets with a' = mu'(s') and TD3's tricks 1 and 2."""
     with torch.no_grad():
         next_actions = agent.target_actor(batch.next_obs)
         if args.target_noise > 0:  # TD3, trick 1: target policy smoothing
             noise = args.target_noise * rng.standard_normal(next_actions.shape, np.float32)
             next_actions = smoothed(next_actions, torch.as_tensor(noise, device=agent.device), args.noise_clip)
-        # TD3, trick 2: clipped double Q. Of the values of two critics (DDPG: one), critic_targets takes the lower.
+        # TD3, trick 2: clipped double Q. critic_targets takes the lower value of two critics (DDPG has only one).
         next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]
         return critic_targets(batch.rewards, torch.stack(next_values), batch.terminated, args.gamma)
 
 
 def train(args):
     """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
-    check_algorithm(args)  # --algorithm has set target_noise, twin_q and policy_frequency already: see ALGORITHMS
+    check_algorithm(args)  # --algorithm has chosen target_noise, twin_q and policy_frequency: see ALGORITHMS
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
     buffer = make_replay_buffer(args, envs, agent)
@@ -361,7 +361,7 @@ def train(args):
         obs = obs.copy()  # the environments may write their next observations into the same array
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:  # what is stored stays as it is: the networks see it through `observe`
+        if args.normalize_obs:  # the buffer keeps raw observations; `observe` normalises them
             agent.obs_stats.update(obs[~reset_rows])
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         obs, reset_rows = next_obs, terminated | truncated
@@ -376,7 +376,7 @@ def train(args):
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean())
             if update % args.policy_frequency == 0:  # TD3, trick 3: actor and target networks are updated less often
-                loss = actor_loss(agent.actor, agent.critics[0], batch.obs)  # TD3: by the first critic
+                loss = actor_loss(agent.actor, agent.critics[0], batch.obs)  # TD3 also uses the first critic only
                 actor_optimizer.zero_grad()
                 loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
                 actor_optimizer.step()
@@ -402,18 +402,18 @@ SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and re
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# What makes TD3 of DDPG: the settings of three flags, each of which can also be given by itself.
+# TD3 and DDPG differ in three settings. Each is a flag as well, so any mixture is possible.
 ALGORITHMS = {
     "td3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "ddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
-# Settings that learn, per environment. What the user gives wins. docs/ddpg_td3.md says what they were tried on.
+# Tuned settings per environment; flags win over them. docs/ddpg_td3.md has the scores.
 SMALL = {"algorithm": "td3", "hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
                                          "anneal_lr": True, "total_timesteps": 45_000},
-    # One critic: the lower of two values is too gloomy about landing, and learns to hover.
+    # One critic: with the lower value of two, landing looks bad for too long, and the agent learns to hover.
     "LunarLanderContinuous-v3": SMALL | {"algorithm": "ddpg", "target_noise": 0.2, "hidden_sizes": (128, 128),
                                          "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "batch_size": 128,
                                          "noise": "ou", "exploration_noise": 0.3, "learning_starts": 10_000,
@@ -425,7 +425,7 @@ TUNED = {
 
 
 def algorithm_settings(args):
-    """ALGORITHMS' settings, TUNED's over them; the reverse if --algorithm names another algorithm than TUNED does."""
+    """Settings from TUNED and ALGORITHMS. TUNED wins, unless --algorithm asks for another algorithm than TUNED's."""
     settings = {"algorithm": "td3"} | TUNED.get(args.env_id, {})
     if args.algorithm in (None, settings["algorithm"]):
         return ALGORITHMS[settings["algorithm"]] | settings

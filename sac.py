@@ -7,18 +7,18 @@
 # ///
 """Soft actor-critic (SAC), all of it, in this one file.
 
-The actor pi draws its actions from a distribution, and earns a bonus for its entropy: alpha times -log pi(a|s). So it
-keeps trying all actions that seem about equally good. The critics Q say what return, bonuses included, to expect.
-Both learn from old transitions (s, a, r, s'): Q minimises L, pi maximises J. a' and the a of J are drawn from pi:
+The actor pi draws its actions from a distribution. Besides each reward it earns an entropy bonus, -alpha log pi(a|s),
+so it keeps trying all actions that seem about equally good. The critics Q_k(s, a) predict the return that follows
+action a, later bonuses included. From stored transitions (s, a, r, s'), gradient descent on L(Q) moves them towards the
+target y, and gradient ascent on J improves pi. In y, a' is drawn from pi(.|s'); in J, a is drawn from pi(.|s):
 
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')),    L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
 
-where the Q' follow the Q slowly, and of two critics the lower value counts. A learnt alpha rises while pi's entropy is
-below target_entropy, and falls while it is above.
+k = 1, 2 numbers the critics. The target networks Q' follow Q slowly. A learnt alpha keeps pi's entropy near a target.
 
     python sac.py                                           # Pendulum-v1, a minute
-    python sac.py --alpha 0.2                               # with a fixed weight of the entropy
+    python sac.py --alpha 0.2                               # with a fixed weight of the entropy bonus
     python sac.py --evaluate runs/DIR --render              # watch the trained agent
 
 Papers: SAC arXiv 1801.01290, with a learnt alpha arXiv 1812.05905.
@@ -54,25 +54,25 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    alpha: float | None = None  # weight of the entropy; None: learnt, so that entropy is -1 per dimension of actions
-    policy_frequency: int = 2  # critic updates, then as many actor updates, all on the last batch; 1: as in the papers
+    alpha: float | None = None  # weight of the entropy bonus; None: learnt, to bring entropy to -1 per action dimension
+    policy_frequency: int = 2  # this many critic updates, then as many actor updates on the last batch; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
-    anneal_lr: bool = False  # lower the rates of actor and critics linearly to zero; alpha's stays
+    anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero, but not that of alpha
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 1_000_000  # transitions to keep
+    buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint: gigabytes for images
     batch_size: int = 256  # transitions per update
-    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin once batch_size are stored too
+    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin after max(this, batch_size) steps
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
-    tau: float = 0.005  # how far the targets move towards the networks in one update
-    noise: Literal["gaussian", "ou"] = "gaussian"  # what explore draws: independent, or (ou, not in SAC) lasting
-    exploration_noise: float = 1.0  # standard deviation of what is drawn in each step; 1: gaussian noise draws from pi
-    ou_theta: float = 0.15  # share of ou noise that fades in a step; with 0.53 above, 0.15 gives deviation 1, as pi's
+    tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
+    noise: Literal["gaussian", "ou"] = "gaussian"  # gaussian, independent in each step; or ou, correlated (not in SAC)
+    exploration_noise: float = 1.0  # standard deviation of each step's draw, in units of pi's; 1 with gaussian plays pi
+    ou_theta: float = 0.15  # share of ou noise that decays in a step; 0.15 with exploration_noise 0.53: as wide as pi
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -82,7 +82,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once an evaluation reaches this (training episodes explore)
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -109,7 +109,7 @@ def uniform_mlp(inputs, hidden_sizes, outputs):
 
 
 def encoder(observation_space):
-    """(what comes before an MLP, its outputs): a CNN for images, nothing for vectors."""
+    """(network before the MLP, number of its outputs): a CNN for images, nn.Identity for vectors."""
     if is_image(observation_space):
         return NatureCNN(observation_space.shape), 512
     return nn.Identity(), math.prod(observation_space.shape)
@@ -124,13 +124,13 @@ class SquashedActor(nn.Module):
         self.mlp = uniform_mlp(features, args.hidden_sizes, 2 * math.prod(action_space.shape))
 
     def forward(self, obs):
-        """Mean and log sigma of u, each (B, D), of observations (B, …); bounds -20 and 2 as in the authors' code."""
+        """Mean and log sigma of u, each (B, D), for observations (B, …). The clamp is that of the authors' code."""
         mean, log_std = self.mlp(self.encoder(obs)).chunk(2, dim=1)
         return mean, log_std.clamp(-20, 2)
 
 
 class Critic(nn.Module):
-    """Q(s, a): the return, with entropy bonuses for the later actions, to expect after action a in state s."""
+    """Q(s, a): the discounted return to expect after action a in state s; in SAC, with later entropy bonuses."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -143,9 +143,9 @@ class Critic(nn.Module):
 
 
 class SoftActorCritic(nn.Module):
-    """The actor pi, two critics Q and their targets Q', which follow them slowly, and the weight of entropy, alpha.
+    """The actor pi, two critics Q, the target networks Q', which follow them slowly, and the entropy's weight alpha.
 
-    Actions are (B, D) in [-1, 1], for the critics; but log pi, and so the entropy, is of the environment's actions.
+    Actions are (B, D) in [-1, 1] everywhere except in the environment. But log pi is that of the environment's actions.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -165,40 +165,40 @@ class SoftActorCritic(nn.Module):
         self.obs_stats = RunningMeanStd(math.prod(observation_space.shape)) if args.normalize_obs else None
 
     def observe(self, obs):
-        """What the networks see of observations (B, …): images as they are, vectors flat and normalised."""
+        """Observations (B, …) as the networks get them: images unchanged, vectors flat, normalised if args say so."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def observe_batch(self, batch):
-        """Transitions whose obs and next_obs are what the networks see."""
+        """The same transitions, with obs and next_obs as the networks get them."""
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
 
     def draw(self, obs, rng):
-        """Actions (B, D) from pi, in [-1, 1], and log pi (B,) in the environment's units; obs come from `observe`."""
+        """Actions (B, D) in [-1, 1] from pi, and log pi (B,) of the environment's actions, for obs from `observe`."""
         mean, log_std = self.actor(obs)
         noise = torch.as_tensor(rng.standard_normal(mean.shape, np.float32), device=self.device)
         return squashed_gaussian(mean, log_std, noise, self.half_range)
 
     @torch.inference_mode()
     def explore(self, obs, noise):
-        """tanh(mean + deviation * noise) as a NumPy array (B, D), for an array of observations (B, …)."""
+        """tanh(mean + sigma * noise): a NumPy array (B, D), for an array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         mean, log_std = self.actor(self.observe(torch.as_tensor(obs, dtype=dtype, device=self.device)))
         noise = torch.as_tensor(noise, dtype=torch.float32, device=self.device)
         return (mean + log_std.exp() * noise).tanh().cpu().numpy()
 
     def act(self, obs):
-        """What the policy does without noise, tanh(mean), as the environment takes it: evaluations call this."""
+        """Actions for evaluations: tanh(mean), without noise, as the environment takes it, for observations (B, …)."""
         return self.to_env(self.explore(obs, noise=0))
 
     def to_env(self, actions):
-        """Actions (B, D) as the environment takes them: [-1, 1] stretched to its bounds, in its shape and type."""
+        """Actions (B, D) as the environment takes them: scaled from [-1, 1] to its bounds, in its shape and type."""
         space = self.action_space
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         share = (actions.reshape(-1, *space.shape) + 1) / 2
-        actions = np.clip(low + share * (high - low), low, high)  # clip: sums of floats are not exact
+        actions = np.clip(low + share * (high - low), low, high)  # clip: rounding may overstep the bounds
         return actions.astype(space.dtype)
 
 
@@ -206,9 +206,9 @@ class SoftActorCritic(nn.Module):
 def squashed_gaussian(mean, log_std, noise, half_range):
     """Actions tanh(u) (B, D) and their log-densities (B,), u = mean + sigma noise   (arXiv 1801.01290, eq. 21).
 
-    The environment plays the middle of its bounds + half_range tanh(u); half_range is (D,), and 1 in the paper. The
-    density is that action's: u's divided by the slope, the product of half_range (1 - tanh(u)^2) over dimensions.
-    log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u))) is accurate even where tanh(u) rounds to 1.
+    The environment gets the middle of its bounds + half_range tanh(u); half_range (D,) is 1 in the paper. The density
+    of this action is that of u, divided by the slope: the product over dimensions of half_range (1 - tanh(u)^2).
+    log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u))): the right side is accurate even where tanh(u) rounds to 1.
     """
     u = mean + log_std.exp() * noise
     log_density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -218,14 +218,14 @@ def squashed_gaussian(mean, log_std, noise, half_range):
 
 # ---------------------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """The noise (N, D) from which `explore` makes this step's actions; it follows from that of the step before.
+    """This step's noise (N, D) for `explore`, made from the noise of the step before.
 
-    x <- (1 - theta) x + sigma N(0, 1): Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7), which pushes one way for
-    about 1 / theta steps. With theta = 1 nothing of x is left: independent Gaussian noise.
+    x <- (1 - theta) x + sigma N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
+    for about 1 / theta steps. With theta = 1 the old x has no influence: independent Gaussian noise.
     """
     theta = args.ou_theta if args.noise == "ou" else 1.0
     noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # the action of a reset row is ignored: the next one is an episode's first
+    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode starts from noise 0
     return noise
 
 
@@ -304,26 +304,26 @@ class ReplayBuffer:
 # -------------------------------------------------------------------------------------------- targets and losses
 def soft_td_targets(rewards, next_values, next_log_probs, terminated, alpha, gamma):
     """y (B,) = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')) for target values (K, B) and
-    log-densities (B,), both of the same actions a', drawn from pi(.|s')   (arXiv 1812.05905, eqs. 2, 3).
+    log-densities (B,) of the same actions a', which are drawn from pi(.|s')   (arXiv 1812.05905, eqs. 2, 3).
     """
     next_values = next_values.amin(0) - alpha * next_log_probs
     return rewards + gamma * next_values * ~terminated
 
 
 def critic_loss(values, targets):
-    """The sum over critics of the mean of (Q_k(s, a) - y)^2, for values (K, B) and targets (B,)."""
+    """sum_k mean( (Q_k(s, a) - y)^2 ), for the values (K, B) of K critics and targets (B,)."""
     return ((values - targets) ** 2).mean(1).sum()
 
 
 def sac_actor_loss(values, log_probs, alpha):
-    """mean( alpha log pi(a|s) - min_k Q_k(s, a) ), of values (K, B), log-densities (B,)   (arXiv 1812.05905, eq. 9)."""
+    """mean( alpha log pi(a|s) - min_k Q_k(s, a) ) for values (K, B), log-densities (B,)   (arXiv 1812.05905, eq. 9)."""
     return (alpha * log_probs - values.amin(0)).mean()
 
 
 def alpha_loss(log_alpha, log_probs, target_entropy):
     """mean( -alpha (log pi(a|s) + target entropy) ), alpha = exp(log_alpha)   (arXiv 1812.05905, eq. 18).
 
-    Downhill, alpha rises if the entropy, the mean of -log pi, is below its target, and falls if it is above.
+    Gradient descent raises alpha while the entropy (the mean of -log pi) is below its target; above, it lowers alpha.
     """
     return -(log_alpha.exp() * (log_probs.detach() + target_entropy)).mean()
 
@@ -348,7 +348,7 @@ def updates_due(step_before, step, args):
 
 
 def soft_bellman_targets(agent, batch, args, rng):
-    """The targets y (B,) of the critics for a batch: soft_td_targets of actions a' drawn from pi(.|s')."""
+    """The critics' targets y (B,) for a batch: soft_td_targets with actions a' drawn from pi(.|s')."""
     with torch.no_grad():
         next_actions, next_log_probs = agent.draw(batch.next_obs, rng)
         next_values = torch.stack([critic(batch.next_obs, next_actions) for critic in agent.target_critics])
@@ -381,7 +381,7 @@ def train(args):
         obs = obs.copy()  # the environments may write their next observations into the same array
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:  # what is stored stays as it is: the networks see it through `observe`
+        if args.normalize_obs:  # the buffer keeps raw observations; `observe` normalises them
             agent.obs_stats.update(obs[~reset_rows])
         run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
         obs, reset_rows = next_obs, terminated | truncated
@@ -396,7 +396,7 @@ def train(args):
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean(), alpha=agent.log_alpha.detach().exp())
             polyak(agent.target_critics, agent.critics, args.tau)
-            if update % args.policy_frequency == 0:  # as in CleanRL: rarer than in the papers, but several at once
+            if update % args.policy_frequency == 0:  # as in CleanRL; in the papers, after every critic update
                 for _ in range(args.policy_frequency):
                     actions, log_probs = agent.draw(batch.obs, rng)
                     values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])
@@ -428,14 +428,14 @@ SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and re
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins. docs/sac.md says what they were tried on.
+# Tuned settings per environment; flags win over them. docs/sac.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
                                          "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
                                          "total_timesteps": 50_000},
-    # after published settings (rl-zoo's; HalfCheetah: CleanRL's), not confirmed here
+    # Published settings, of rl-zoo (HalfCheetah: of CleanRL). They were not confirmed here.
     "LunarLanderContinuous-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
                                  "tau": 0.01, "learning_starts": 10_000, "total_timesteps": 250_000},
     "BipedalWalker-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
