@@ -7,22 +7,22 @@
 # ///
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
 
-Each of n agents acts on what it alone observes, a^i = mu^i(o^i). While learning, its critic Q^i sees the state s and
-all actions, and learns from old transitions what return to expect. The actor follows the gradient of Q^i uphill, while
-the others keep the actions that are stored with the step:
+Each of n agents acts only on its own observation, a^i = mu^i(o^i). During training, its critic Q^i sees the state s and
+the actions of all agents, and learns from stored steps which return to expect. The actor learns to raise Q^i; for the
+other agents' actions it takes those that are stored with the step:
 
     y^i = r^i + gamma (1 - terminated) Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),
     L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],
-    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eq. 6; J's gradient: 5)
+    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eq. 6; gradient of J: 5)
 
-where Q' and mu' follow Q and mu slowly. By default (--state-type EP) there is one Q, of the team's summed reward: for
-cooperative tasks only. --state-type FP --no-share-policy has one Q^i per agent, of its own reward, as in the paper.
-MATD3 is MADDPG plus TD3's three tricks: noise on mu'(o') smooths Q', of two critics the lower value counts, actors move
-less often than critics. Discrete actions are drawn by Gumbel-softmax.
+where Q' and mu' are copies that follow Q and mu slowly. By default (--state-type EP) there is one Q, of the sum of all
+rewards: for cooperative tasks only. With --state-type FP --no-share-policy, as in the paper, each agent has its own Q^i
+of its own reward. MATD3 is MADDPG plus TD3's three tricks: noise on mu'(o') smooths Q', the lower value of two critics
+counts, and actors are updated less often than critics. Discrete actions are drawn by Gumbel-softmax.
 
     python maddpg_matd3.py                                                   # three agents spread over three landmarks
     python maddpg_matd3.py --env-id mpe2.simple_speaker_listener_v4 --algorithm maddpg
-    python maddpg_matd3.py --evaluate runs/DIR --render                      # play what a run has left behind
+    python maddpg_matd3.py --evaluate runs/DIR --render                      # watch the trained agents
 
 Papers: MADDPG arXiv 1706.02275, MATD3 arXiv 1910.01465, TD3 arXiv 1802.09477, Gumbel-softmax arXiv 1611.01144.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
@@ -57,47 +57,47 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, simple_spread included, TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets those of the next three that are not given: see ALGORITHMS
-    target_noise: float = 0.2  # deviation of the noise on the targets' continuous actions (as below); maddpg: 0
-    twin_q: bool = True  # two critics, of whose target values the lower one counts; maddpg: False
+    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where not given: see ALGORITHMS
+    target_noise: float = 0.2  # standard deviation of the noise on continuous target actions; maddpg: 0
+    twin_q: bool = True  # two critics; the lower of their target values counts; maddpg: False
     policy_frequency: int = 2  # critic updates per update of the actors and of all targets; maddpg: 1
-    noise_clip: float = 0.5  # bound of that noise (1: half the actions' range)
-    state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward and critic for the environment; FP: each per agent
-    share_policy: bool = False  # one actor (and with FP, one critic) for all agents, or one for each
-    actor_learning_rate: float = 1e-3  # of Adam
-    critic_learning_rate: float = 1e-3  # of Adam
+    noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
+    state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward and critic for the team; FP: one of each per agent
+    share_policy: bool = False  # all agents share one actor (with FP, one critic too); otherwise one for each
+    actor_learning_rate: float = 1e-3  # Adam's learning rate for the actors
+    critic_learning_rate: float = 1e-3  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 1_000_000  # steps to keep, over all environments
-    batch_size: int = 256  # steps per update
-    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin after these and batch_size steps
+    buffer_size: int = 1_000_000  # steps to keep, of all environments together
+    batch_size: int = 256  # steps drawn from the buffer per update
+    learning_starts: int = 1_000  # first steps, with random actions; updates begin after max(this, batch_size) steps
     train_frequency: int = 4  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     n_step: int = 1  # rewards summed in a target before Q' estimates the rest
-    tau: float = 0.005  # how far the targets move towards the networks in one update
-    exploration_noise: float = 0.1  # deviation of the noise on continuous actions (1: half their range)
-    output_penalty: float = 1e-3  # weight of the mean square of what goes into tanh or softmax; not in the papers
-    gumbel_temperature: float = 1.0  # discrete actions: how soft the choices are that gradients flow through
+    tau: float = 0.005  # in one update, target networks <- tau networks + (1 - tau) target networks
+    exploration_noise: float = 0.1  # standard deviation of the noise on continuous actions (1: half their range)
+    output_penalty: float = 1e-3  # weight, in the actors' loss, of the mean square of tanh's or softmax's inputs
+    gumbel_temperature: float = 1.0  # discrete actions: temperature of the softmax that gradients flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of each actor
     critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of each critic; None: as the actors'
-    max_grad_norm: float | None = None  # longer gradients (of all actors, of all critics) are shortened to this norm
+    max_grad_norm: float | None = None  # scale longer gradients (all actors', all critics') down to this norm
     # run
-    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or the dotted path of a maker
+    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of a function like it
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers of parallel environments, applied in order
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # play each environment in a process of its own
-    total_timesteps: int = 1_000_000  # environment steps to train for; in each, all agents act
+    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count); in each, all agents act
     stop_at_return: float | None = None  # stop once an evaluation reaches this (training episodes explore)
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, without noise
+    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
     checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
     resume: str | None = None  # run folder to continue
@@ -122,19 +122,19 @@ def uniform_mlp(inputs, hidden_sizes, outputs):
 class Agents(nn.Module):
     """The actors mu^i of n agents, their critics Q, and the targets mu' and Q', which follow slowly.
 
-    A row is what TeamEnv shows in one step: all of this side by side, each in the place that `layout` names.
+    A row is the observation that TeamEnv returns in one step; `layout` has the slice of each part:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    An action is in [-1, 1]^A or, if it is Discrete, one-hot. A joint action, A_1 + … + A_n numbers, has those of all
-    agents side by side. Otherwise data of the single agents are lists of n tensors, for example actions (B, A_i).
+    An action is in [-1, 1]^A; a Discrete one is one-hot. A joint action holds those of all agents side by side:
+    A_1 + … + A_n numbers. All else that each agent has is a list of n tensors, for example actions (B, A_i).
 
         --state-type          EP                      FP
         rewards and ends      one for all agents      one for each agent
-        rows with a target    B, of a batch of B      n·B: the first agent's, then the second one's, and so on
+        rows with a target    B, for a batch of B     n·B: B for the first agent, then B for the second, and so on
         critics               one for all agents      one for each agent; with --share-policy, one for all
         a twin                a list of one critic    a list of one critic or n
-        what a critic sees    the state               the agent's own observation, and the state
+        a critic's input      state, joint action     the agent's own observation, state, joint action
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -153,17 +153,17 @@ class Agents(nn.Module):
         self.actors = nn.ModuleList()
         for inputs, outputs in zip(self.obs_sizes, self.action_sizes):
             self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
-        if args.share_policy:  # the list then holds one and the same network n times
+        if args.share_policy:  # the list then holds the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics = nn.ModuleList([self.new_critics()])  # twins, each a list over agents (EP: of one)
-        if args.twin_q:  # with weights of their own: copies of the first would learn the same
+        self.critics = nn.ModuleList([self.new_critics()])  # one twin or two; each twin is a list of critics
+        if args.twin_q:  # with its own weights: a copy of the first twin would learn the same
             self.critics.append(self.new_critics())
         self.target_actors = copy.deepcopy(self.actors)
         self.target_critics = copy.deepcopy(self.critics)
         self.to(device)
 
     def new_critics(self):
-        """A list of one critic for all agents, or, with FP, of one for each."""
+        """A list of one critic for all agents; with FP and separate policies, of one for each agent."""
         args = self.args
         inputs = self.state_size + sum(self.action_sizes)
         hidden_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
@@ -171,10 +171,10 @@ class Agents(nn.Module):
         return nn.ModuleList(uniform_mlp(inputs, hidden_sizes, 1) for _ in range(count))
 
     def critic_inputs(self, rows):
-        """What critics see in rows besides actions: the state (B, S), or with FP, of n·B rows, (n·B, S').
+        """What critics see besides actions: the state (B, S) of rows (B, …), or with FP (n·B, S') of rows (n·B, …).
 
-        With FP it is the agent's observation, filled up with zeros to the widest, beside the state; and nothing but
-        zeros once the agent is dead.
+        With FP it is the agent's own observation, padded with zeros to the length of the longest one, and the state.
+        Once the agent is dead, all of it is zeros.
         """
         if self.args.state_type == "EP":
             return rows[:, self.layout.state]
@@ -187,17 +187,17 @@ class Agents(nn.Module):
         return torch.cat(inputs)
 
     def values(self, critics, rows, actions):
-        """Q(s, a^1, …, a^n), (R,), of rows (R, …) and joint actions (R, A_1 + … + A_n).
+        """Q(s, a^1, …, a^n), (R,), for rows (R, …) and joint actions (R, A_1 + … + A_n).
 
-        `critics` has one critic for all rows, or one for each agent's B of the n·B rows.
+        `critics` lists one critic for all rows, or n critics: then R = n·B, and critic i gets the B rows of agent i.
         """
         inputs = torch.cat([self.critic_inputs(rows), actions], dim=1).chunk(len(critics))
         return torch.cat([critic(part) for critic, part in zip(critics, inputs)]).squeeze(1)
 
     def views(self, rows):
-        """(observations, masks of available actions) in rows, lists over agents of tensors (B, …).
+        """(observations, masks of available actions) from rows (B, …): two lists over agents of tensors (B, …).
 
-        Discrete actions are all available where the environment does not say. Continuous ones have no mask: (B, 0).
+        If the environment has no masks, all Discrete actions are available. Masks of continuous actions are (B, 0).
         """
         obs = [rows[:, part] for part in self.layout.observations]
         available = [rows[:, part] > 0 for part in self.layout.available]
@@ -206,7 +206,7 @@ class Agents(nn.Module):
         return obs, available
 
     def choose(self, actors, rows, rng):
-        """(actions, outputs): what the actors do, and what goes into tanh or Gumbel-softmax for it. Lists of tensors.
+        """(actions, outputs), lists over agents: outputs go into tanh or Gumbel-softmax, which give the actions.
 
         Gradients flow through both. Discrete actions are drawn with the NumPy generator `rng`.
         """
@@ -217,7 +217,7 @@ class Agents(nn.Module):
             outputs.append(output)
             if self.discrete:
                 noise = torch.as_tensor(rng.gumbel(size=output.shape), dtype=torch.float32, device=self.device)
-                logits = torch.where(available, output, -1e9)  # finite, so that no gradient becomes NaN
+                logits = torch.where(available, output, -1e9)  # -inf could make gradients NaN
                 actions.append(gumbel_softmax(logits, noise, self.args.gumbel_temperature))
             else:
                 actions.append(torch.tanh(output))
@@ -229,14 +229,14 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def explore(self, rows, noise, rng):
-        """What the actors do while they learn, an array of joint actions: with noise, or drawn from their softmax."""
+        """Joint actions for training, an array: with noise added if continuous, drawn from the softmax if Discrete."""
         actions, _ = self.choose(self.actors, torch.as_tensor(rows, device=self.device), rng)
         if not self.discrete:
             actions = [(action + noise * self.normal(action.shape, rng)).clamp(-1, 1) for action in actions]
         return torch.cat(actions, dim=1).cpu().numpy()
 
     def random_actions(self, rows, rng):
-        """Uniformly random joint actions, an array; Discrete ones among those that are available."""
+        """Uniformly random joint actions, an array; Discrete ones are drawn from those available."""
         if not self.discrete:
             return np.hstack([rng.uniform(-1, 1, (len(rows), size)) for size in self.action_sizes])
         actions = []
@@ -247,7 +247,7 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def act(self, rows):
-        """What the deterministic actors do, as the environment takes it: evaluations call this."""
+        """The actors' actions without any noise, as the environment takes them. Evaluations call this."""
         actions = []
         for actor, obs, available in zip(self.actors, *self.views(torch.as_tensor(rows, device=self.device))):
             output = actor(obs)
@@ -259,7 +259,7 @@ class Agents(nn.Module):
         return self.to_env(torch.cat(actions, dim=1).cpu().numpy())
 
     def to_env(self, actions):
-        """Joint actions as the environment takes them, a tuple: [-1, 1] is stretched to the bounds of a Box."""
+        """Joint actions as the environment takes them: a tuple, with [-1, 1] scaled to the bounds of a Box."""
         taken = []
         ends = np.cumsum(self.action_sizes)
         for space, action in zip(self.action_spaces, np.split(actions, ends[:-1], axis=1)):
@@ -279,8 +279,8 @@ class Agents(nn.Module):
 def gumbel_softmax(logits, noise, temperature):
     """One-hot draws from softmax(logits) over the last axis, with the gradient of softmax((logits + noise) / T).
 
-    The largest of logits + Gumbel noise is such a draw. Backwards, the draw passes for its soft version: the
-    straight-through estimator (arXiv 1611.01144, eqs. 1, 2 and section 2.2).
+    The argmax of logits + Gumbel noise is such a draw (arXiv 1611.01144, eq. 1). The backward pass uses the gradient of
+    the soft version (eq. 2) instead: the straight-through estimator (section 2.2).
     """
     soft = ((logits + noise) / temperature).softmax(-1)
     hard = nn.functional.one_hot((logits + noise).argmax(-1), soft.shape[-1]).to(soft.dtype)
@@ -288,30 +288,30 @@ def gumbel_softmax(logits, noise, temperature):
 
 
 # -------------------------------------------------------------------------------------------------- replay buffer
-# N is the number of environments, n of agents, B of a batch. There are G streams of rewards and ends: one (EP), or one
-# for each agent (FP). G·B rows are those of the first stream, then those of the second one, and so on. Next rows are
-# ordered alike, since each stream's n-step window may end in another step.
+# N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends; an environment has
+# G of them: one (EP), or one for each agent (FP). G·B entries are the B of the first stream, then the B of the
+# second, and so on. There are G·B next rows too, as each stream's n-step window may end in another step.
 
 OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
     "rows actions took_part "  # (B, …); joint actions (B, A_1 + … + A_n); (B, n): 0 where an agent was dead
-    "rewards terminated "  # (G·B,): a window's sum; whether a termination ends it, so that no Q' follows
-    "next_rows gammas",  # (G·B, …): the row after the window; (G·B,): the discount of Q'
+    "rewards terminated "  # (G·B,): sum over a window; whether it ends by termination, so that Q' does not count
+    "next_rows gammas",  # (G·B, …): the row after the window; (G·B,): the factor of Q', gamma^k
 )
-STORED = "rows actions took_part rewards terminated ended next_rows".split()  # of each step: see insert
+STORED = "rows actions took_part rewards terminated ended next_rows".split()  # the arrays of the buffer: see insert
 
 
 class OffPolicyBuffer:
     """The last `capacity` steps of N environments, first in, first out, in host memory.
 
-    Environments lie side by side: slot t·N + e is step t of environment e. Each has a position of its own in its ring
-    of T steps, as steps that only reset it (the ones after an episode's end) are not stored. With n_step = 3:
+    Slot t·N + e is step t of environment e. Each environment writes into its own ring of T steps, at its own position,
+    because steps that only reset it (those after an episode's end) are not stored. With n_step = 3:
 
         slot   0  2  4  6    environment 0: its episode ends in slot 2; slot 6 is its newest
         slot   1  3  5  7    environment 1: its episode ends in slot 5
         from slot 1: reward r_1 + gamma r_3 + gamma^2 r_5, discount gamma^3
-        from slot 4: reward r_4 + gamma r_6, discount gamma^2, for no more has been played
-        from slot 2: reward r_2, discount gamma
+        from slot 4: reward r_4 + gamma r_6, discount gamma^2: slot 6 is the newest
+        from slot 2: reward r_2, discount gamma: the episode ends there
     """
 
     def __init__(
@@ -323,8 +323,8 @@ class OffPolicyBuffer:
         self.gamma = gamma
         self.device = device
         self.steps = capacity // num_envs
-        self.positions = np.zeros(num_envs, np.int64)  # where each environment goes on in its ring
-        self.sizes = np.zeros(num_envs, np.int64)  # how many steps of each are stored
+        self.positions = np.zeros(num_envs, np.int64)  # where each environment writes its next step
+        self.sizes = np.zeros(num_envs, np.int64)  # how many steps of each environment are stored
         shape = self.steps, num_envs
         self.rows = np.zeros((*shape, row_size), np.float32)
         self.actions = np.zeros((*shape, action_size), np.float32)
@@ -335,11 +335,11 @@ class OffPolicyBuffer:
         self.next_rows = np.zeros((*shape, row_size), np.float32)
 
     def insert(self, rows, actions, took_part, rewards, terminated, ended, next_rows):
-        """Store a step of all environments in which any agent took part (in a row that resets, none does).
+        """Store one step of those environments in which any agent took part; in a reset row, none does.
 
-        took_part is (N, n). rewards, terminated and ended are (N,), or with FP (N, n): `ended` where the episode does
-        (FP: where the agent's does, and from then on), `terminated` where that was no truncation. next_rows are of the
-        same episode, also at its end.
+        took_part is (N, n). rewards, terminated and ended are (N,), or with FP (N, n). `ended`: this step is the last
+        of the episode (FP: the agent's last, or it is dead); `terminated`: it ended by termination, not by truncation.
+        next_rows belong to the same episode, even at its end.
         """
         envs = np.flatnonzero(took_part.any(1))
         t = self.positions[envs]
@@ -355,17 +355,17 @@ class OffPolicyBuffer:
         self.sizes[envs] = np.minimum(self.sizes[envs] + 1, self.steps)
 
     def cut(self):
-        """Let no window reach beyond the newest steps: all environments are about to begin anew."""
+        """End all windows at the newest steps: all environments are about to be made anew."""
         envs = np.flatnonzero(self.sizes > 0)
         self.ended[self.positions[envs] - 1, envs] = True
 
     def windows(self, t, e):
-        """(rewards, discounts, last steps), each (G, B), of samples that start in step t of environment e, each (B,).
+        """(rewards, discounts, last steps), each (G, B), of windows that start in steps t of environments e, both (B,).
 
-        R = r_0 + gamma r_1 + … + gamma^(k-1) r_(k-1) and gamma^k, after which Q' is asked (arXiv 1710.02298, eq. 2).
-        k is n_step, but less where the episode ends, or where no more of it has been played.
+        A window of k steps has the reward r_0 + gamma r_1 + … + gamma^(k-1) r_(k-1) (arXiv 1710.02298, eq. 2) and the
+        discount gamma^k, for Q'. k is n_step, or less if the episode ends or the newest step is reached first.
         """
-        g = np.arange(self.streams)[:, None]  # with e (B,): entry [g, b] is stream g of sample b
+        g = np.arange(self.streams)[:, None]  # indexed with e (B,), entry [g, b] is stream g of sample b
         newest = (self.positions[e] - 1) % self.steps
         last = np.tile(t, (self.streams, 1))
         rewards = self.rewards[last, e, g]
@@ -378,7 +378,7 @@ class OffPolicyBuffer:
         return rewards, discounts, last
 
     def get(self, slots):
-        """The OffPolicyBatch of the samples that start in these slots, on the device."""
+        """The OffPolicyBatch of the windows that start in these slots (B,), on the device."""
         t, e = np.divmod(slots, self.num_envs)
         rewards, discounts, last = self.windows(t, e)
         g = np.arange(self.streams)[:, None]
@@ -418,15 +418,15 @@ class OffPolicyBuffer:
 
 
 def store_step(buffer, agents, rows, reset_rows, actions, result):
-    """Put a step of all environments, which returned `result`, into the buffer, but for reset rows."""
+    """Store a step of all environments, except reset rows; `result` is what envs.step returned."""
     next_rows, rewards, terminated, truncated, infos = result
     alive = agents.layout.alive
     took_part = (rows[:, alive] == 1) & ~reset_rows[:, None]
     ended = terminated | truncated
-    if agents.args.state_type == "FP":  # each agent has rewards and an end of its own, (N, n)
+    if agents.args.state_type == "FP":  # each agent has its own rewards and end, (N, n)
         rewards = infos["rewards"]
         ended = ended[:, None] | (next_rows[:, alive] == 0)
-        # An agent that is truncated before the others leaves no last observation: Q' is then asked about zeros.
+        # If an agent is truncated before the others, its last observation is not known: Q' sees zeros instead.
         terminated = infos["terminated"]
     buffer.insert(rows, actions, took_part, rewards, terminated, ended, next_rows)
 
@@ -446,15 +446,15 @@ def critic_targets(rewards, next_values, terminated, gamma):
 
 
 def valid_mean(x, valid):
-    """Mean over the rows (R,) whose mask is True; 0 if there are none."""
+    """Mean of x (R,) where valid (R,) is True; 0 if that is nowhere."""
     return (x * valid).sum() / valid.sum().clamp(min=1)
 
 
 def in_turn(own, actions):
-    """Joint actions (n·B, A_1 + … + A_n) in which one agent at a time acts anew.
+    """n copies of B joint actions, (n·B, A_1 + … + A_n); in copy i, agent i's current action replaces its stored one.
 
-    `own` and `actions`, what each would do now and what it did, are lists over agents of (B, A_i). In the first B rows
-    the first agent acts anew, in the next B the second; the others do what they did (arXiv 1706.02275, eq. 5).
+    `own`, the current actions, and `actions`, the stored ones, are lists over agents of (B, A_i). The first B rows are
+    the first agent's copy, the next B the second agent's, and so on (arXiv 1706.02275, eq. 5).
     """
     turns = []
     for i in range(len(own)):
@@ -473,14 +473,14 @@ def polyak(target, source, tau):
 
 @torch.no_grad()
 def matd3_targets(agents, batch, args, rng):
-    """What the critics learn, y (G·B,): a window's rewards plus gamma^k Q', with the first two of TD3's tricks."""
+    """The critics' targets y (G·B,): a window's reward plus gamma^k Q', with the first two of TD3's tricks."""
     next_actions, _ = agents.choose(agents.target_actors, batch.next_rows, rng)
     if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
         for i, actions in enumerate(next_actions):
             noise = args.target_noise * agents.normal(actions.shape, rng)
             next_actions[i] = smoothed(actions, noise, args.noise_clip)
     joint = torch.cat(next_actions, dim=1)
-    # TD3, trick 2: clipped double Q. There are two critics (MADDPG: one), and the lower value counts.
+    # TD3, trick 2: clipped double Q. Of the values of two critics (MADDPG: one), critic_targets takes the lower.
     next_values = torch.stack([agents.values(twin, batch.next_rows, joint) for twin in agents.target_critics])
     return critic_targets(batch.rewards, next_values, batch.terminated, batch.gammas)
 
@@ -493,7 +493,7 @@ def critics_loss(agents, batch, targets):
     values = torch.stack([agents.values(twin, rows, actions) for twin in agents.critics])
     errors = ((values - targets) ** 2).sum(0)
     valid = torch.ones_like(errors)
-    if agents.args.state_type == "FP":  # an agent's critic learns nothing from steps in which the agent was dead
+    if agents.args.state_type == "FP":  # an agent's critic does not learn from steps in which the agent was dead
         valid = batch.took_part.T.flatten()
     return valid_mean(errors, valid), values.detach().mean()
 
@@ -501,11 +501,11 @@ def critics_loss(agents, batch, targets):
 def actors_loss(agents, batch, rng):
     """(loss, mean square of the actors' outputs): the mean of -J(mu^i) over agents   (arXiv 1706.02275, eq. 5)."""
     own, outputs = agents.choose(agents.actors, batch.rows, rng)
-    # In turn i only a^i carries a gradient, so one backward serves all actors. TD3: they follow the first twin only.
+    # In copy i only a^i carries a gradient, so one backward pass serves all actors. As in TD3, twin 2 has no say here.
     joint = in_turn(own, batch.actions.split(agents.action_sizes, dim=1))
     values = agents.values(agents.critics[0], batch.rows.repeat(agents.num_agents, 1), joint)
     squares = torch.cat([(output**2).mean(1) for output in outputs])
-    valid = batch.took_part.T.flatten()  # nobody learns from what happened when it was dead
+    valid = batch.took_part.T.flatten()  # an actor does not learn from steps in which its agent was dead
     return -valid_mean(values, valid), valid_mean(squares, valid)
 
 
@@ -535,7 +535,7 @@ def train(args):
     while not run.is_finished():
         if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, rows, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
+            ended = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
             buffer.cut()  # no n-step window reaches from old episodes into new ones
         if args.anneal_lr:
             actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
@@ -564,9 +564,9 @@ def train(args):
             run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
             if update % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of actors and all targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
-                loss = actor_loss + args.output_penalty * squares
+                loss = actor_loss + args.output_penalty * squares  # the penalty is not in the papers
                 actor_optimizer.zero_grad()
-                loss.backward(inputs=list(agents.actors.parameters()))  # spares the critics: they are not updated here
+                loss.backward(inputs=list(agents.actors.parameters()))  # no gradients for the critics
                 if args.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(agents.actors.parameters(), args.max_grad_norm)
                 actor_optimizer.step()
@@ -584,18 +584,18 @@ LEAST_1 += "buffer_size batch_size train_frequency gradient_steps policy_frequen
 RANGES = dict.fromkeys(LEAST_1, (1, 1e15)) | dict.fromkeys(["gamma", "tau"], (0, 1))
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15)) | {"gumbel_temperature": (1e-3, 1e15)}
 CURVE = {"critic_loss": "loss of the critics", "value_mean": "mean value, by the critics", "actor_loss": "actors' loss"}
-EXPLORES = True  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = True  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # ids that a stranger's config.json may ask for
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# What turns MADDPG into MATD3: settings of three flags, each of which can also be given by itself.
+# The three flags in which MATD3 differs from MADDPG. Each of them can also be given by itself.
 ALGORITHMS = {
     "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
-# Settings that learn, per environment. What the user gives wins. docs/maddpg_matd3.md says which were confirmed.
+# Settings that learn, per environment; flags win over them. docs/maddpg_matd3.md has their scores.
 PARTICLES = {"env_kwargs": '{"continuous_actions": true}', "num_envs": 8, "gamma": 0.95, "tau": 0.01}
 FASTER = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "train_frequency": 2}
 TUNED = {
@@ -644,7 +644,7 @@ make_agent = make_agents  # as the run section calls it
 
 
 def make_off_policy_buffer(args, agents):
-    """The empty buffer that the arguments ask for. UserError if it is too small, or if there is no memory for it."""
+    """An empty buffer, as the arguments say. UserError if it is too small, or if there is no memory for it."""
     if args.buffer_size // args.num_envs * args.num_envs < args.batch_size:
         raise UserError("buffer_size, divided among num_envs, must not be less than batch_size")
     streams = agents.num_agents if args.state_type == "FP" else 1
@@ -668,26 +668,26 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
         return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
 
 
-# Where things stand in an observation of TeamEnv: slices; of `observations` and `available`, one for each agent.
+# Where things stand in a TeamEnv's observation. All are slices; `observations` and `available` list one per agent.
 Layout = namedtuple("Layout", "alive observations state available")
 
 
 class TeamEnv(gym.Env):
     """A PettingZoo parallel environment as a Gymnasium one, so that Gymnasium's vector environments can run it.
 
-    Its action is a tuple with one entry per agent, its reward the sum of the agents' own, and its observation one row:
+    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an observation one row:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    An agent is alive while it takes part. In an episode's last row all who acted in its last step count as alive,
-    unless a limit cut it. The dead observe zeros. The state is the environment's own, or else all observations side by
-    side, which then stand in the row but once. Available actions are in the row only if the environment gives masks; an
-    agent with no valid action, for example while it waits for its turn, has the first one, a no-op. An episode ends
-    with its last agent, and by termination if all who acted last terminated. `info` has each agent's own "rewards" and
-    "terminated".
+    An agent is alive while it takes part. When the last agents end, those that acted in this last step still count as
+    alive in the next row, so that it has their final observations. A dead agent observes zeros. The state is the
+    environment's own. If there is none, it is all observations, and the row holds them only once. The row has available
+    actions only if the environment gives masks; an agent that has no valid action, for example while it waits for its
+    turn, gets the first one as a no-op. The episode ends with the last agent. It is terminated if all that acted in the
+    last step terminated, else truncated. `info` has each agent's own "rewards" and "terminated".
     """
 
-    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # their state() is all observations as well, or fails at a death
+    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() only repeats observations, or fails after a death
 
     def __init__(self, env):
         self.env = env
@@ -698,7 +698,7 @@ class TeamEnv(gym.Env):
         self.spaces = []  # of the agents' observations, without their masks
         for name in self.names:
             space = env.observation_space(name)
-            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as turn-based games have it
+            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # turn-based games put it there
                 masked = True
                 space = spaces.Dict({key: entry for key, entry in space.items() if key != "action_mask"})
             if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
@@ -714,22 +714,22 @@ class TeamEnv(gym.Env):
         if not self.has_own_state:
             state = slice(alive.stop, state.stop)
         self.layout = Layout(alive, observations, state, available)
-        self.metadata = getattr(env, "metadata", {}) | {"layout": self.layout}  # a vector environment has this as well
+        self.metadata = getattr(env, "metadata", {}) | {"layout": self.layout}  # vector environments copy it
         self.observation_space = spaces.Box(-np.inf, np.inf, (available[-1].stop,))
         self.action_space = spaces.Tuple(action_spaces)
 
     def own_state_size(self):
-        """Numbers in the environment's own state; 0 if it has none, an image, or only the observations once more."""
+        """Size of the environment's own state; 0 if it has none, or if it is an image or only repeats observations."""
         if type(self.env.unwrapped).__module__.startswith(self.JOINED):
             return 0
         try:
             state = np.asarray(self.env.state())
-        except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is no function
+        except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is not a function
             return 0
         return 0 if state.dtype in (np.uint8, object) else state.size
 
     def reset(self, *, seed=None, options=None):
-        """The first row of an episode. Environments differ in what they do without a seed: each episode gets one."""
+        """(first row, info) of an episode. Each gets a seed, as environments differ in what they do without one."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
@@ -737,7 +737,7 @@ class TeamEnv(gym.Env):
         return self.row(self.env.agents, obs, infos), self.info({}, {})
 
     def step(self, actions):
-        """All who are alive act; what the others should do is ignored."""
+        """One step, in which the agents that are alive act; the actions of the dead are ignored."""
         given = {name: action for name, action in zip(self.names, actions) if name in self.env.agents}
         obs, rewards, terminated, truncated, infos = self.env.step(given)
         going_on = [name for name in self.env.agents if not terminated.get(name) and not truncated.get(name)]
@@ -748,7 +748,7 @@ class TeamEnv(gym.Env):
         return row, float(info["rewards"].sum()), all_terminated, over and not all_terminated, info
 
     def row(self, alive, obs, infos):
-        """The observation of the team, from the names of who is alive and the dicts of PettingZoo."""
+        """The team's observation: `alive` has the names of living agents; obs and infos are dicts from PettingZoo."""
         row = np.zeros(self.observation_space.shape, np.float32)
         for i, name in enumerate(self.names):
             available = self.layout.available[i]
@@ -767,7 +767,7 @@ class TeamEnv(gym.Env):
         return row
 
     def info(self, rewards, terminated):
-        """What a vector environment has no place for, as arrays over agents."""
+        """The agents' own rewards and terminations, as arrays; a vector environment returns only those of the team."""
         rewards = np.array([rewards.get(name, 0) for name in self.names], np.float32)
         return {"rewards": rewards, "terminated": np.array([bool(terminated.get(name)) for name in self.names])}
 
@@ -781,7 +781,7 @@ class TeamEnv(gym.Env):
 
 
 def slices(sizes, begin):
-    """Slices of the given sizes, one after the other, from `begin` on."""
+    """A list of adjacent slices of these sizes; the first starts at `begin`."""
     parts = []
     for size in sizes:
         parts.append(slice(begin, begin + size))
@@ -790,7 +790,7 @@ def slices(sizes, begin):
 
 
 def without_checks(env):
-    """The same environment without PettingZoo's checks of order and bounds: they take a third of mpe2's time."""
+    """The same environment without PettingZoo's checks of order and bounds: in mpe2, these take a third of the time."""
     from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
@@ -799,7 +799,7 @@ def without_checks(env):
 
 
 def make_team_envs(args, num_envs, render=False, video=None):
-    """A vector environment of TeamEnvs, with next-step autoreset, in a window or filmed. UserError if it fails."""
+    """A vector environment of TeamEnvs, with next-step autoreset; in a window, or filmed. UserError if it fails."""
     try:
         found = pkgutil.resolve_name(args.env_id)
         parallel_env = getattr(found, "parallel_env", found)
@@ -822,7 +822,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
                 env = wrapper(env)
             return env
 
-        in_processes = args.async_envs and num_envs == args.num_envs  # that is, in training
+        in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
     except (ImportError, AttributeError, TypeError, ValueError) as error:

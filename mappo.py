@@ -7,18 +7,18 @@
 # ///
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
 
-Several agents, n of them, share one reward. Each acts only on its own observation o^i; while learning, one critic V
-sees the state s of all. So every agent does PPO with an advantage A of what the whole team gets (the same for all; with
---state-type FP each has its own estimate) and its own ratio r^i of new to old policy (arXiv 2103.01955, appendix A):
+A team of n agents shares one reward. Each acts only on its own observation o^i; during training, one critic V sees the
+state s of the whole team. Every agent does PPO, with its own ratio r^i of new to old policy and the advantage A of
+the team's return (one for all; with --state-type FP, each agent has its own estimate; arXiv 2103.01955, appendix A):
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
-HAPPO updates separate policies one after the other, in random order. Each learns from A times the ratios of those that
-have moved already, A prod_j r^j: so it answers to what its teammates do now, not to what they did (2109.11251).
+HAPPO updates separate policies one after the other, in random order. For the next policy, A is multiplied by the ratios
+of the policies already updated, A prod_j r^j, so it adapts to what these teammates do now (arXiv 2109.11251).
 
     python mappo.py                                                          # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
-    python mappo.py --evaluate runs/DIR --render                             # play what a run has left behind
+    python mappo.py --evaluate runs/DIR --render                             # watch the trained agents
 
 Papers: MAPPO arXiv 2103.01955, HAPPO arXiv 2109.11251 and 2304.09870, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
@@ -52,35 +52,35 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, simple_spread included, TUNED (below) overrides these."""
 
     # algorithm
-    share_policy: bool = True  # one policy for all agents, or one for each
-    happo: bool = False  # update one policy after the other, knowing how others have moved; needs --no-share-policy
-    state_type: Literal["EP", "FP"] = "EP"  # the critic's input: EP, one state for all; FP, a state for each agent
-    action_factor: int = 0  # split a Discrete action in two, action % this and action // this
-    recurrent: bool = False  # a GRU in actors and critic
-    data_chunk_length: int = 25  # recurrent: steps through which gradients flow back; 0: the whole rollout
-    learning_rate: float = 7e-4  # Adam's learning rate, for actors and critic
+    share_policy: bool = True  # all agents share one policy; otherwise each has its own
+    happo: bool = False  # HAPPO: update one policy after the other, in random order; needs --no-share-policy
+    state_type: Literal["EP", "FP"] = "EP"  # input of the critic. EP: one state for all; FP: a state for each agent
+    action_factor: int = 0  # split Discrete actions in two: action % this and action // this; 0: do not split
+    recurrent: bool = False  # add a GRU to actors and critic
+    data_chunk_length: int = 25  # with --recurrent: gradients flow back through this many steps; 0: the whole rollout
+    learning_rate: float = 7e-4  # Adam's learning rate for actors and critic
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 32  # environments played side by side
     num_steps: int = 25  # steps of each environment per rollout
     num_minibatches: int = 1  # parts of a rollout, one gradient step each
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
-    gae: bool = True  # estimate advantages by GAE; without it, by discounted returns
+    gae: bool = True  # advantages by GAE; otherwise discounted return minus value
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their moving mean and deviation
     clip_vloss: bool = True  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # values may move this far unclipped; in normalised units with value_norm
-    huber_delta: float = 10.0  # errors of the critic beyond this count linearly
+    clip_vloss_coef: float = 0.2  # values may move this far before the clip; with value_norm, in normalised units
+    huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
     ent_coef: float = 0.01  # weight of the entropy bonus
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actors' hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actors'
     # run
-    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of such a function
+    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of a function like it
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers of parallel environments, applied in order
     max_episode_steps: int | None = None  # truncate episodes after this many steps
@@ -104,12 +104,12 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------------------------- networks
-# layer, mlp, categorical and gaussian are those of ppo.py and stand below the story.
+# layer, mlp, categorical and gaussian are the same as in ppo.py; they stand among the helpers.
 #
-# A stream is what one network sees step by step: one agent in one environment, or, for a critic that has one state for
-# all (EP), an environment. Tensors of L steps of S streams are (L, S, …).
+# A stream is a sequence of steps that a network sees: those of one agent in one environment, or, for a critic with one
+# state for all (EP), those of one environment. A tensor (L, S, …) holds L steps of S streams.
 class TeamNetwork(nn.Module):
-    """An MLP; a recurrent one has a GRU before its last layer, with states of H numbers. Without one, H = 0."""
+    """An MLP; if recurrent, with a GRU before the last layer, whose state has H numbers (without a GRU, H = 0)."""
 
     def __init__(self, inputs, hidden_sizes, outputs, recurrent, gain):
         super().__init__()
@@ -124,10 +124,10 @@ class TeamNetwork(nn.Module):
             self.mlp = mlp(inputs, hidden_sizes, outputs, gain)
 
     def forward(self, x, rnn_states, reset_rows):
-        """Outputs (L, S, outputs) for x (L, S, inputs), and the states (L + 1, S, H): before each step, after the last.
+        """(outputs (L, S, outputs), states (L + 1, S, H)) for x (L, S, inputs): states[t] is the one before step t.
 
-        rnn_states (S, H) are those before the first step. A row that only resets an environment, marked in reset_rows
-        (L, S), holds the final observation: it is seen with the state of its episode; after it the state is zero.
+        rnn_states (S, H) is the state before the first step. reset_rows (L, S) marks the rows that only reset an
+        environment. Such a row holds the final observation and still gets its episode's state; the next row gets zeros.
         """
         if not self.recurrent:
             return self.mlp(x), rnn_states.expand(len(x) + 1, *rnn_states.shape)
@@ -140,11 +140,10 @@ class TeamNetwork(nn.Module):
 
 
 class AgentPolicy(nn.Module):
-    """A policy: from what an agent observes to a distribution over its actions.
+    """A policy: a distribution over actions, given what an agent observes.
 
-    A Box action is Gaussian. A Discrete action is one categorical factor (two, if action_factor splits it), a
-    MultiDiscrete one several. Everywhere but in the environment, actions have D numbers: a column for each factor or
-    dimension.
+    A Box action is Gaussian. A Discrete action is one categorical factor (two if action_factor splits it), and a
+    MultiDiscrete action has several. Outside the environment, an action is D numbers, one for each factor or dimension.
     """
 
     def __init__(self, inputs, action_space, args):
@@ -156,15 +155,15 @@ class AgentPolicy(nn.Module):
         if self.factored:
             self.output_sizes = [args.action_factor, int(action_space.n) // args.action_factor]
         self.outputs = sum(self.output_sizes)
-        # The small gain makes the first policy nearly uniform, or the first means nearly 0.
+        # With this small gain, the untrained policy is nearly uniform; if Gaussian, its means are nearly 0.
         self.network = TeamNetwork(inputs, args.hidden_sizes, self.outputs, args.recurrent, gain=0.01)
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(self.outputs))
 
     def logits_or_means(self, obs, rnn_states, reset_rows, available_actions):
-        """(outputs (L, S, outputs), states) as of TeamNetwork; a logit is -1e9 where its action is not available.
+        """(outputs (L, S, outputs), states) as from TeamNetwork, but logits of unavailable actions are -1e9.
 
-        `available_actions` (L, S, choices) has no choices if all are always available.
+        `available_actions` is (L, S, choices), or (L, S, 0) if the environment has no masks.
         """
         outputs, states = self.network(obs, rnn_states, reset_rows)
         if available_actions.shape[-1] > 0:
@@ -172,7 +171,7 @@ class AgentPolicy(nn.Module):
         return outputs, states
 
     def forward(self, obs, rnn_states, reset_rows, available_actions, actions):
-        """(log-probs, entropies, states): the first two (L, S), of actions (L, S, D)."""
+        """(log-probs (L, S) of actions (L, S, D), entropies (L, S), states as from TeamNetwork)."""
         outputs, states = self.logits_or_means(obs, rnn_states, reset_rows, available_actions)
         if self.continuous:
             log_probs, entropies = gaussian(outputs.flatten(0, 1), actions.flatten(0, 1), self.log_std)
@@ -181,20 +180,20 @@ class AgentPolicy(nn.Module):
         return log_probs.view(reset_rows.shape), entropies.view(reset_rows.shape), states
 
     def choose(self, outputs, noise):
-        """Actions (S, D) of logits or means (S, outputs): draws with Team.draw_noise's noise, the likeliest with 0."""
+        """Actions (S, D) for logits or means (S, outputs): drawn with noise; with noise 0, the likeliest."""
         if self.continuous:
             return outputs + self.log_std.exp() * noise
         logits_of_factors = (outputs + noise).split(self.output_sizes, dim=1)
         return torch.stack([logits.argmax(1) for logits in logits_of_factors], dim=1)
 
     def to_env(self, actions):
-        """Actions (N, D) as the environment takes them: within the bounds of a Box, in the space's shape and type."""
+        """Actions (N, D) as the environment takes them: in the space's shape and type, within the bounds of a Box."""
         space = self.action_space
         if self.factored:
             actions = actions[:, 0] + self.output_sizes[0] * actions[:, 1]
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete need not begin at 0
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -204,9 +203,9 @@ class AgentPolicy(nn.Module):
 class Team(nn.Module):
     """The policies of all n agents, the critic that they have in common, and the normaliser of its targets.
 
-    There is one policy, which all agents follow, or one for each: followers[k] are the F agents who follow actors[k],
-    and give it N·F streams in N environments. Environments return team_rows [ alive, per agent | observations | state |
-    available actions ], of which `layout` has the slices (see TeamEnv).
+    Either all agents follow one policy, or each has its own. followers[k] lists the F agents that follow actors[k]; in
+    N environments they are N·F streams, all followers in the first environment before those in the second. Environments
+    return team_rows [ alive, per agent | observations | state | available actions ]; `layout` has the slices (TeamEnv).
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -218,7 +217,7 @@ class Team(nn.Module):
         agents = range(self.num_agents)
         self.followers = [list(agents)] if args.share_policy else [[i] for i in agents]
         obs_sizes = [part.stop - part.start for part in layout.observations]
-        self.widest = max(obs_sizes)
+        self.widest = max(obs_sizes)  # FP pads all observations to this length
         self.actors = nn.ModuleList()
         for first, *_ in self.followers:
             self.actors.append(AgentPolicy(obs_sizes[first], action_spaces[first], args))
@@ -230,7 +229,7 @@ class Team(nn.Module):
         self.value_norm = ValueNorm() if args.value_norm else None  # on the CPU: some devices lack float64
 
     def views(self, team_rows, agents):
-        """What these F agents observe, (L, N·F, …), and which actions they have, (L, N·F, choices); rows (L, N, …)."""
+        """(observations, available actions), each (L, N·F, …), of these F agents, from team_rows (L, N, …)."""
         obs = [team_rows[..., self.layout.observations[i]] for i in agents]
         available_actions = [team_rows[..., self.layout.available[i]] for i in agents]
         return torch.stack(obs, dim=2).flatten(1, 2), torch.stack(available_actions, dim=2).flatten(1, 2)
@@ -239,8 +238,8 @@ class Team(nn.Module):
         """What the critic sees of rows (L, N, …): the state (L, N, S), or with FP a state for each agent, (L, N·n, S).
 
         The state is the environment's own, or else all observations side by side. With FP the agent's own observation
-        stands before it; both are zeros once it is dead. (arXiv 2103.01955 calls this AS; its FP leaves out what stands
-        there twice, and the dead have their ID.)
+        comes before it; once the agent is dead, both are zeros. (The MAPPO paper calls this AS. Its FP also removes
+        duplicate entries, and a dead agent's zeros come with the agent's ID.)
         """
         state = team_rows[..., self.layout.state]
         if self.args.state_type == "EP":
@@ -254,9 +253,9 @@ class Team(nn.Module):
         return torch.stack(states, dim=2).flatten(1, 2)
 
     def draw_noise(self, rng, num_envs):
-        """Noise (N·F, outputs) for a step of each policy, by which it draws actions; `rng` is a NumPy generator.
+        """A list over policies of noise (N·F, outputs) to draw one step's actions with; `rng` is a NumPy generator.
 
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        For categories, the argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
         """
         noise = []
         for actor, agents in zip(self.actors, self.followers):
@@ -267,7 +266,7 @@ class Team(nn.Module):
 
     @torch.no_grad()
     def sample(self, team_rows, rnn_states, reset_rows, noise):
-        """What all do in a row (N, …): actions (N·F, D) and the next rnn_states (N·F, H), lists over policies."""
+        """One step in rows (N, …): (actions (N·F, D), next rnn_states (N·F, H)), both lists over policies."""
         team_rows = torch.as_tensor(team_rows, device=self.device)[None]
         reset_rows = torch.as_tensor(reset_rows, device=self.device)[None]
         all_actions = []
@@ -281,33 +280,33 @@ class Team(nn.Module):
         return all_actions, next_states
 
     def to_env(self, all_actions):
-        """The tuple of all agents' actions that the environment takes, of the policies' (N·F, D)."""
+        """The actions (N·F, D) of each policy as the environment takes them: a tuple with those of each agent."""
         for_env = [None for _ in self.layout.observations]
         for actor, agents, actions in zip(self.actors, self.followers, all_actions):
             for place, agent in enumerate(agents):
-                for_env[agent] = actor.to_env(actions[place :: len(agents)])
+                for_env[agent] = actor.to_env(actions[place :: len(agents)])  # its streams: one in each environment
         return tuple(for_env)
 
     def first_states(self, num_envs):
-        """The recurrent states, (N·F, H) for each policy, of who has seen nothing."""
+        """A list over policies of the recurrent states (N·F, H) before an episode: zeros."""
         states = []
         for actor, agents in zip(self.actors, self.followers):
             states.append(torch.zeros(num_envs * len(agents), actor.network.hidden_size, device=self.device))
         return states
 
     def begin_episodes(self, num_envs):
-        """Forget all that was seen: what `act` is shown next begins num_envs episodes."""
+        """Clear the recurrent states: the next rows that `act` gets begin num_envs new episodes."""
         self.memory = self.first_states(num_envs)
 
     def act(self, team_rows):
-        """What the deterministic policies do, as the environment takes it; `memory` keeps the recurrent states."""
+        """The most likely actions, as the environment takes them; `memory` keeps the recurrent states between calls."""
         no_resets = np.zeros(len(team_rows), bool)
         all_actions, self.memory = self.sample(team_rows, self.memory, no_resets, [0] * len(self.actors))
         return self.to_env(all_actions)
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
-# next_values[t] is the critic's value of the observation after step t. After termination it counts as 0: nothing
+# next_values[t] is the critic's value of the observation after step t. After termination it counts as 0, as nothing
 # follows. After truncation it stands for the rewards that were cut off. If both flags are set, terminated wins.
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
@@ -324,7 +323,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Data of all streams of a policy, or of the critic: a rollout (T, S, …), or a minibatch of C chunks of it, (L, C, …).
+# What a policy, or the critic, learns from: a rollout of S streams, (T, S, …), or C chunks of L steps of it, (L, C, …).
 POLICY_FIELDS = "obs rnn_states reset_rows available_actions actions log_probs active advantages"
 PolicySteps = namedtuple("PolicySteps", POLICY_FIELDS)
 CriticSteps = namedtuple("CriticSteps", "share_obs rnn_states reset_rows values returns advantages active")
@@ -333,7 +332,7 @@ CriticSteps = namedtuple("CriticSteps", "share_obs rnn_states reset_rows values 
 class TeamBuffer:
     """One rollout, time-major (T, N, …), in host memory.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its actions are ignored:
+    The step after an episode's end only resets the environment (next-step autoreset); actions in it are ignored:
 
         row  observations         actions  reward  truncated  reset row
          0   s0                   a0       r0      no         no
@@ -349,7 +348,7 @@ class TeamBuffer:
         T, N = args.num_steps, args.num_envs
         self.team_rows = np.zeros((T + 1, N, team.layout.available[-1].stop), np.float32)  # row T: after the last step
         self.reset_rows = np.zeros((T + 1, N), bool)
-        self.actions = []  # of each policy
+        self.actions = []  # one array per policy
         for actor, agents in zip(team.actors, team.followers):
             columns = actor.outputs if actor.continuous else len(actor.output_sizes)
             dtype = np.float32 if actor.continuous else np.int64
@@ -357,16 +356,16 @@ class TeamBuffer:
         self.rewards = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
-        self.rnn_states = team.first_states(N)  # of each policy, before row 0
+        self.rnn_states = team.first_states(N)  # one tensor per policy: the states before row 0
         self.rnn_states_critic = torch.zeros(N * team.values_per_env, team.critic.hidden_size, device=team.device)
 
     @torch.no_grad()
     def critic_steps(self, team, args):
-        """CriticSteps of the rollout, by the critic as it is now. None of its weights has changed since the first row.
+        """The rollout's CriticSteps. Call it once, before the update: it hands the GRU's states to the next rollout.
 
-        Advantages and returns are in the units of rewards, values are as the critic gives them: normalised, if it
-        predicts normalised returns. A value foretells what the whole team gets, also after an agent's death. With FP
-        the dead have a state of zeros, so (but for a GRU's memory) all share one value, V(0), which learns as well.
+        Advantages and returns are in the units of rewards; values are the critic's outputs, normalised with value_norm.
+        A value predicts the return of the whole team, even for an agent that is dead. With FP the state of a dead agent
+        is zeros, so (apart from a GRU's memory) all dead agents share one value, V(0). It is trained like any other.
         """
         share_obs = team.share_obs(torch.as_tensor(self.team_rows, device=team.device))
         given = []
@@ -376,17 +375,17 @@ class TeamBuffer:
         values, states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
         values = values.squeeze(2)  # (T + 1, S)
         v = values if team.value_norm is None else team.value_norm.denormalize(values)  # in the units of rewards
-        gae_lambda = args.gae_lambda if args.gae else 1.0  # 1: discounted returns minus values
+        gae_lambda = args.gae_lambda if args.gae else 1.0  # with 1, GAE is discounted return minus value
         advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, args.gamma, gae_lambda)
-        self.rnn_states_critic = states[-2]  # before row T, with which the next rollout begins
+        self.rnn_states_critic = states[-2]  # before row T, where the next rollout begins
         played = ~reset_rows[:-1]
         return CriticSteps(share_obs[:-1], states[:-2], reset_rows[:-1], values[:-1], returns, advantages, played)
 
     @torch.no_grad()
     def policy_steps(self, team, k, advantages):
-        """PolicySteps of all who follow policy k, as it is now; `advantages` are those of CriticSteps, (T, S).
+        """PolicySteps of all agents that follow policy k. Call it once, before the update, like critic_steps.
 
-        They are normalised over the active rows of all followers.
+        `advantages` are those of CriticSteps, (T, S). They are normalised over the active rows of all followers.
         """
         actor = team.actors[k]
         agents = team.followers[k]
@@ -395,9 +394,9 @@ class TeamBuffer:
         actions = torch.as_tensor(self.actions[k], device=team.device)
         obs, available_actions = team.views(team_rows, agents)
         log_probs, _, states = actor(obs, self.rnn_states[k], reset_rows, available_actions, actions)
-        self.rnn_states[k] = states[-1]  # with which the next rollout begins
+        self.rnn_states[k] = states[-1]  # before row T, where the next rollout begins
         alive = team_rows[..., team.layout.alive][..., agents].flatten(1, 2)
-        active = (alive == 1) & ~reset_rows  # policies learn neither from the dead nor from reset rows
+        active = (alive == 1) & ~reset_rows  # policies do not learn from dead agents or reset rows
         of_agents = advantages.unflatten(1, (-1, team.values_per_env)).expand(*team_rows.shape[:2], team.num_agents)
         advantages = of_agents[..., agents].flatten(1, 2)
         advantages[active] = normalize(advantages[active])
@@ -405,10 +404,10 @@ class TeamBuffer:
 
 
 def minibatches(steps, args, rng):
-    """Yield PolicySteps or CriticSteps (L, C, …), which together hold all of `steps` (T, S, …) once, in random order.
+    """Yield minibatches (L, C, …) of PolicySteps or CriticSteps (T, S, …). Each step occurs once, in random order.
 
-    The T steps of each stream are cut into chunks of L, numbered stream by stream; C random chunks make a batch. Of the
-    recurrent states it has those before the first step of each chunk, (C, H). An MLP's chunks are single steps.
+    The T steps of each stream are cut into chunks of L, numbered stream by stream; C random ones make a minibatch. Its
+    rnn_states are only those before the first step of each chunk, (C, H). Without a GRU, a chunk is a single step.
     """
     T = len(steps.reset_rows)
     length = chunk_length(args)
@@ -416,7 +415,7 @@ def minibatches(steps, args, rng):
     order = torch.as_tensor(rng.permutation(len(chunks[0])), device=chunks[0].device)
     for numbers in order.tensor_split(args.num_minibatches):
         batch = type(steps)(*[x[numbers].swapaxes(0, 1) for x in chunks])
-        if batch.active.any():  # else all are dead, or wait for the next episode: Adam would move by momentum alone
+        if batch.active.any():  # without active rows, Adam would still move the weights by its momentum
             yield batch._replace(rnn_states=batch.rnn_states[0])
 
 
@@ -439,9 +438,9 @@ def approximate_kl(log_ratios):
 
 
 def huber_value_loss(values, old_values, returns, huber_delta, clip_coef=None):
-    """Mean Huber loss, all (B,): e²/2 up to |e| = delta, from there on linear.
+    """Mean Huber loss of tensors (B,): e²/2 for errors |e| up to delta, linear beyond.
 
-    With `clip_coef`, a value that has moved further than this gains nothing more (arXiv 2103.01955, appendix A).
+    With `clip_coef`, moving a value further than this from its old one gains nothing (arXiv 2103.01955, appendix A).
     """
     errors = nn.functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
     if clip_coef is not None:
@@ -452,7 +451,7 @@ def huber_value_loss(values, old_values, returns, huber_delta, clip_coef=None):
 
 
 def team_policy_loss(actor, batch, args):
-    """The loss of PolicySteps (L, C, …), to be minimised, and a dict of figures to log. Only active rows count."""
+    """(the loss of PolicySteps (L, C, …), a dict of figures to log). Only active rows count."""
     obs, rnn_states, reset_rows = batch.obs, batch.rnn_states, batch.reset_rows
     log_probs, entropies, _ = actor(obs, rnn_states, reset_rows, batch.available_actions, batch.actions)
     log_ratios = (log_probs - batch.log_probs)[batch.active]
@@ -469,7 +468,7 @@ def team_policy_loss(actor, batch, args):
 
 
 def team_value_loss(critic, batch, args):
-    """The loss of CriticSteps (L, C, …), whose returns are normalised if values are, and a dict of figures to log."""
+    """(the loss of CriticSteps (L, C, …), a dict of figures to log). Returns must be in the units of values."""
     values, _ = critic(batch.share_obs, batch.rnn_states, batch.reset_rows)
     values = values.squeeze(2)[batch.active]
     clip_coef = args.clip_vloss_coef if args.clip_vloss else None
@@ -480,7 +479,7 @@ def team_value_loss(critic, batch, args):
 
 # -------------------------------------------------------------------------------------------------------- updates
 def update(network, optimizer, loss_function, steps, args, rng, run):
-    """All epochs of gradient steps of one policy, or of the critic, on the steps of a rollout."""
+    """All epochs of gradient steps for one network, a policy or the critic, on a rollout's steps."""
     for _ in range(args.update_epochs):
         for batch in minibatches(steps, args, rng):
             loss, figures = loss_function(network, batch, args)
@@ -493,21 +492,21 @@ def update(network, optimizer, loss_function, steps, args, rng, run):
 
 @torch.no_grad()
 def ratios_now(actor, steps):
-    """pi(a|o) / pi_old(a|o) (T, S) of a rollout's PolicySteps, pi being the policy as it is now; 1 where not active."""
+    """r = pi(a|o) / pi_old(a|o), (T, S), for a rollout's PolicySteps; pi is the updated policy. 1 where not active."""
     obs, rnn_states, reset_rows = steps.obs, steps.rnn_states[0], steps.reset_rows
     log_probs, _, _ = actor(obs, rnn_states, reset_rows, steps.available_actions, steps.actions)
     return (log_probs - steps.log_probs).masked_fill(~steps.active, 0).exp()
 
 
 def mappo_update(team, optimizers, all_steps, args, rng, run):
-    """MAPPO: a policy learns from all who follow it, as if others did not change (arXiv 2103.01955, algorithm 1)."""
+    """MAPPO: each policy learns as if the other policies stayed as they are (arXiv 2103.01955, algorithm 1)."""
     for k, actor in enumerate(team.actors):
         update(actor, optimizers[k], team_policy_loss, all_steps[k], args, rng, run)
 
 
 def happo_update(team, optimizers, all_steps, args, rng, run):
-    """HAPPO: one agent's policy moves after the other's, knowing how others have moved (arXiv 2109.11251, alg. 4)."""
-    factor = torch.ones_like(all_steps[0].advantages)  # the product of the ratios of those that have moved
+    """HAPPO: each update multiplies A by the ratios of the policies already updated (arXiv 2109.11251, alg. 4)."""
+    factor = torch.ones_like(all_steps[0].advantages)  # product of the ratios of the policies already updated
     for k in rng.permutation(len(team.actors)):
         steps = all_steps[k]._replace(advantages=factor * all_steps[k].advantages)
         update(team.actors[k], optimizers[k], team_policy_loss, steps, args, rng, run)
@@ -517,13 +516,13 @@ def happo_update(team, optimizers, all_steps, args, rng, run):
 # ------------------------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
-    envs = make_envs(args, args.num_envs)  # of TeamEnvs: see make_team_envs
+    envs = make_envs(args, args.num_envs)  # a vector environment of TeamEnvs: see make_team_envs
     team = make_agent(args, envs)  # a Team: see make_team
     adam = partial(torch.optim.Adam, lr=args.learning_rate, eps=1e-5, fused=True)
     actor_optimizers = [adam(actor.parameters()) for actor in team.actors]
     critic_optimizer = adam(team.critic.parameters())
     named_optimizers = {f"actor_optimizer_{k}": optimizer for k, optimizer in enumerate(actor_optimizers)}
-    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **named_optimizers)  # --resume loads into these
+    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **named_optimizers)  # --resume loads their states
     update_policies = happo_update if args.happo else mappo_update
 
     while not run.is_finished():
@@ -557,7 +556,7 @@ def train(args):
         all_steps = [buffer.policy_steps(team, k, critic_steps.advantages) for k in range(len(team.actors))]
         run.log(learning_rate=learning_rate, explained_variance=explained_variance(critic_steps))
         update_policies(team, actor_optimizers, all_steps, args, rng, run)
-        if team.value_norm is not None:  # only now: advantages took the old scale, targets take the new
+        if team.value_norm is not None:  # only now: the critic's values above were on the old scale
             team.value_norm.update(critic_steps.returns[critic_steps.active])
             critic_steps = critic_steps._replace(returns=team.value_norm.normalize(critic_steps.returns))
         update(team.critic, critic_optimizer, team_value_loss, critic_steps, args, rng, run)
@@ -572,13 +571,13 @@ RANGES = dict.fromkeys([*LEAST_1, "hidden_sizes", "critic_hidden_sizes"], (1, 1e
 RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "huber_delta": (1e-9, 1e15)}
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policies"}  # panels
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # ids that a stranger's config.json may ask for
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins. docs/mappo.md says which of them were confirmed.
+# Settings that learn, per environment; flags win over them. docs/mappo.md has their scores.
 PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
 TUNED = {
     "mpe2.simple_spread_v3": PARTICLES,
@@ -647,10 +646,10 @@ def output_sizes(space):
 
 
 class ValueNorm(nn.Module):
-    """Moving mean and deviation of the returns, by which the critic's targets are normalised.
+    """Moving mean and standard deviation of the returns, which normalise the critic's targets.
 
-    m <- beta m + (1 - beta) E[R], and the same for E[R²] and for E[1], which is what the mean is divided by: the
-    average forgets its start at zero (arXiv 2103.01955, section 5.1; debiased as in arXiv 1412.6980, section 3).
+    m <- beta m + (1 - beta) E[R], and likewise for E[R²] and for the number 1. Dividing by the last, `weight`, removes
+    the bias of the start at zero (arXiv 2103.01955, section 5.1; debiased as in arXiv 1412.6980, section 3).
     """
 
     def __init__(self, beta=0.99999):
@@ -661,7 +660,7 @@ class ValueNorm(nn.Module):
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
 
     def update(self, returns):
-        """Take in a batch of returns, a tensor of any shape."""
+        """Move the averages towards a batch of returns, a tensor of any shape."""
         returns = returns.detach().cpu().double()
         if returns.numel() == 0:
             return
@@ -670,41 +669,41 @@ class ValueNorm(nn.Module):
         self.weight.lerp_(torch.ones_like(self.weight), 1 - self.beta)
 
     def mean_and_std(self):
-        """Two floats. The variance is at least 0.01."""
+        """(mean, standard deviation) of the returns, two floats; the variance counts as at least 0.01."""
         weight = max(self.weight.item(), 1e-5)
         mean = self.mean.item() / weight
         variance = self.mean_square.item() / weight - mean**2
         return mean, math.sqrt(max(variance, 1e-2))
 
     def normalize(self, returns):
-        """Returns, a tensor, as the critic sees them."""
+        """Returns, a tensor, in the units of the critic's outputs."""
         mean, std = self.mean_and_std()
         return (returns - mean) / std
 
     def denormalize(self, values):
-        """What the critic says, a tensor, in the units of returns."""
+        """The critic's outputs, a tensor, in the units of returns."""
         mean, std = self.mean_and_std()
         return values * std + mean
 
 
 def explained_variance(steps):
-    """1 - Var(R - V) / Var(R) of CriticSteps: 1 if the critic foresaw all returns R, 0 if no better than a constant."""
+    """1 - Var(R - V) / Var(R) of CriticSteps: 1 if values V equal returns R, 0 if V is no better than a constant."""
     errors = steps.advantages[steps.active]  # R - V
     return 1 - errors.var(correction=0) / (steps.returns[steps.active].var(correction=0) + 1e-8)
 
 
 def chunk_length(args):
-    """Steps in a row that a batch has of a stream."""
+    """L, the number of successive steps in a chunk of a minibatch."""
     if not args.recurrent:
         return 1
     return args.data_chunk_length or args.num_steps
 
 
 def can_be_split(space, size):
-    """Whether actions are Discrete(n), n a larger multiple of `size`, and so a pair: action % size and action // size.
+    """Whether actions are Discrete(n), n a larger multiple of `size`, which makes action % size, action // size a pair.
 
-    mpe2 makes one number of a move, of which there are five, and of what is said. A policy with a logit for each such
-    number has to learn what to say once for every move; with two factors it learns to move and to speak.
+    mpe2 makes one number of a move (one of five) and a message. A policy with one logit for each such number has to
+    learn the message separately for every move; with two factors it learns to move, and to speak.
     """
     return isinstance(space, spaces.Discrete) and space.n > size > 1 and space.n % size == 0
 
@@ -722,26 +721,26 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
         return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
 
 
-# Where things stand in an observation of TeamEnv: slices; of `observations` and `available`, one for each agent.
+# Where things stand in a TeamEnv's observation. All are slices; `observations` and `available` list one per agent.
 Layout = namedtuple("Layout", "alive observations state available")
 
 
 class TeamEnv(gym.Env):
     """A PettingZoo parallel environment as a Gymnasium one, so that Gymnasium's vector environments can run it.
 
-    Its action is a tuple with one entry per agent, its reward the sum of the agents' own, and its observation one row:
+    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an observation one row:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    An agent is alive while it takes part. In an episode's last row all who acted in its last step count as alive,
-    unless a limit cut it. The dead observe zeros. The state is the environment's own, or else all observations side by
-    side, which then stand in the row but once. Available actions are in the row only if the environment gives masks; an
-    agent with no valid action, for example while it waits for its turn, has the first one, a no-op. An episode ends
-    with its last agent, and by termination if all who acted last terminated. `info` has each agent's own "rewards" and
-    "terminated".
+    An agent is alive while it takes part. When the last agents end, those that acted in this last step still count as
+    alive in the next row, so that it has their final observations. A dead agent observes zeros. The state is the
+    environment's own. If there is none, it is all observations, and the row holds them only once. The row has available
+    actions only if the environment gives masks; an agent that has no valid action, for example while it waits for its
+    turn, gets the first one as a no-op. The episode ends with the last agent. It is terminated if all that acted in the
+    last step terminated, else truncated. `info` has each agent's own "rewards" and "terminated".
     """
 
-    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # their state() is all observations as well, or fails at a death
+    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() only repeats observations, or fails after a death
 
     def __init__(self, env):
         self.env = env
@@ -752,7 +751,7 @@ class TeamEnv(gym.Env):
         self.spaces = []  # of the agents' observations, without their masks
         for name in self.names:
             space = env.observation_space(name)
-            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as turn-based games have it
+            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # turn-based games put it there
                 masked = True
                 space = spaces.Dict({key: entry for key, entry in space.items() if key != "action_mask"})
             if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
@@ -768,22 +767,22 @@ class TeamEnv(gym.Env):
         if not self.has_own_state:
             state = slice(alive.stop, state.stop)
         self.layout = Layout(alive, observations, state, available)
-        self.metadata = getattr(env, "metadata", {}) | {"layout": self.layout}  # a vector environment has this as well
+        self.metadata = getattr(env, "metadata", {}) | {"layout": self.layout}  # vector environments copy it
         self.observation_space = spaces.Box(-np.inf, np.inf, (available[-1].stop,))
         self.action_space = spaces.Tuple(action_spaces)
 
     def own_state_size(self):
-        """Numbers in the environment's own state; 0 if it has none, an image, or only the observations once more."""
+        """Size of the environment's own state; 0 if it has none, or if it is an image or only repeats observations."""
         if type(self.env.unwrapped).__module__.startswith(self.JOINED):
             return 0
         try:
             state = np.asarray(self.env.state())
-        except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is no function
+        except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is not a function
             return 0
         return 0 if state.dtype in (np.uint8, object) else state.size
 
     def reset(self, *, seed=None, options=None):
-        """The first row of an episode. Environments differ in what they do without a seed: each episode gets one."""
+        """(first row, info) of an episode. Each gets a seed, as environments differ in what they do without one."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
@@ -791,7 +790,7 @@ class TeamEnv(gym.Env):
         return self.row(self.env.agents, obs, infos), self.info({}, {})
 
     def step(self, actions):
-        """All who are alive act; what the others should do is ignored."""
+        """One step, in which the agents that are alive act; the actions of the dead are ignored."""
         given = {name: action for name, action in zip(self.names, actions) if name in self.env.agents}
         obs, rewards, terminated, truncated, infos = self.env.step(given)
         going_on = [name for name in self.env.agents if not terminated.get(name) and not truncated.get(name)]
@@ -802,7 +801,7 @@ class TeamEnv(gym.Env):
         return row, float(info["rewards"].sum()), all_terminated, over and not all_terminated, info
 
     def row(self, alive, obs, infos):
-        """The observation of the team, from the names of who is alive and the dicts of PettingZoo."""
+        """The team's observation: `alive` has the names of living agents; obs and infos are dicts from PettingZoo."""
         row = np.zeros(self.observation_space.shape, np.float32)
         for i, name in enumerate(self.names):
             available = self.layout.available[i]
@@ -821,7 +820,7 @@ class TeamEnv(gym.Env):
         return row
 
     def info(self, rewards, terminated):
-        """What a vector environment has no place for, as arrays over agents."""
+        """The agents' own rewards and terminations, as arrays; a vector environment returns only those of the team."""
         rewards = np.array([rewards.get(name, 0) for name in self.names], np.float32)
         return {"rewards": rewards, "terminated": np.array([bool(terminated.get(name)) for name in self.names])}
 
@@ -835,7 +834,7 @@ class TeamEnv(gym.Env):
 
 
 def slices(sizes, begin):
-    """Slices of the given sizes, one after the other, from `begin` on."""
+    """A list of adjacent slices of these sizes; the first starts at `begin`."""
     parts = []
     for size in sizes:
         parts.append(slice(begin, begin + size))
@@ -844,7 +843,7 @@ def slices(sizes, begin):
 
 
 def without_checks(env):
-    """The same environment without PettingZoo's checks of order and bounds: they take a third of mpe2's time."""
+    """The same environment without PettingZoo's checks of order and bounds: in mpe2, these take a third of the time."""
     from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
@@ -853,7 +852,7 @@ def without_checks(env):
 
 
 def make_team_envs(args, num_envs, render=False, video=None):
-    """A vector environment of TeamEnvs, with next-step autoreset, in a window or filmed. UserError if it fails."""
+    """A vector environment of TeamEnvs, with next-step autoreset; in a window, or filmed. UserError if it fails."""
     try:
         found = pkgutil.resolve_name(args.env_id)
         parallel_env = getattr(found, "parallel_env", found)
@@ -876,7 +875,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
                 env = wrapper(env)
             return env
 
-        in_processes = args.async_envs and num_envs == args.num_envs  # that is, in training
+        in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -899,7 +898,7 @@ def choose_device(args, image=False):
 
 
 def make_team(args, envs):
-    """An untrained Team for these environments. UserError if it cannot handle a space or how agents differ."""
+    """An untrained Team for these environments. UserError if it cannot handle them, or if the arguments do not fit."""
     layout = envs.metadata["layout"]
     action_spaces = envs.single_action_space.spaces
     for space in action_spaces:
