@@ -7,22 +7,21 @@
 # ///
 """Evolution strategies (OpenAI-ES) and augmented random search (ARS), all of it, in this one file.
 
-Nothing is backpropagated. A generation is a population of N candidates: the parameters theta with noise added.
-Each plays an episode, its return (or the rank of it) is its fitness F, and theta moves towards the noise of those that
-did well:
+Nothing is backpropagated. A generation is a population of N candidates, and each candidate is the parameters theta
+plus noise. It plays an episode, or several. Its fitness F is its mean return or, by default, the rank of this return
+among all candidates. Then theta moves towards the noise of those that did well:
 
     theta <- theta + alpha / (N sigma) sum_i F_i eps_i,   candidate i: theta + sigma eps_i    (arXiv 1703.03864, alg. 1)
 
-The noise comes in antithetic pairs, eps and -eps. All processes draw it from the same seeds (alg. 2): none sends it.
-All candidates act together: one batched product per layer and step, over one environment per candidate.
+The noise comes in antithetic pairs, eps and -eps. All processes draw it from the same seeds, so none sends it (alg. 2).
+All candidates play side by side, each in its own environment; one batched product per layer gives the outputs of all.
 
     python es.py                                            # CartPole-v1, a few seconds
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
-    torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the population (not CartPole's)
+    torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the work (of no use for CartPole)
 
 Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055, natural evolution strategies arXiv 1106.4487.
-The story ends at "# ===== helpers"; the code below it makes environments, connects processes, keeps the run folder and
-draws the curve.
+The story ends at "# ===== helpers"; the code below it makes environments, connects processes and keeps the run folder.
 """
 
 import importlib
@@ -54,34 +53,34 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
-    population_size: int = 128  # candidates of a generation: half as many directions of noise, each with both signs
-    episodes_per_candidate: int = 1  # a candidate's fitness is its mean return over these
-    num_generations: int | None = None  # generations to train for, if total_timesteps is not reached before
-    sigma: float = 0.1  # standard deviation of the noise
-    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns are turned into
-    elite: float = 1.0  # share of the candidates, the best, from which theta learns
-    optimizer: Literal["adam", "ascent"] = "adam"  # ascent: theta moves by learning rate x gradient
-    learning_rate: float = 0.05  # alpha
-    weight_decay: float = 0.0  # pulls parameters to zero: subtracts this x theta from the gradient
-    ars: bool = False  # augmented random search (V2), see ARS below; unlike the paper's, the policy has biases
-    top_directions: int | None = None  # ARS: the paper's b, at most population_size / 2; None: all of them
-    action_noise: float = 0.0  # Discrete: softmax temperature, 0: argmax; Box: standard deviation of the outputs' noise
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of the policy; none: a linear policy
-    normalize_obs: bool = False  # normalise observations by the mean and deviation of all that candidates have seen
+    population_size: int = 128  # candidates of a generation, an even number: each noise is used with both signs
+    episodes_per_candidate: int = 1  # episodes that each candidate plays; its return is their mean
+    num_generations: int | None = None  # stop after this many generations, even if total_timesteps is not reached
+    sigma: float = 0.1  # standard deviation of the noise on theta
+    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # how returns become fitnesses
+    elite: float = 1.0  # learn only from the best candidates, this share of all; 1: from all
+    optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate x gradient to theta
+    learning_rate: float = 0.05  # alpha, the step size of theta
+    weight_decay: float = 0.0  # pulls theta towards zero: this x theta is subtracted from the gradient
+    ars: bool = False  # augmented random search (V2), with default settings of its own; the policy keeps its biases
+    top_directions: int | None = None  # ARS: learn only from the best directions, this many (b); None: from all
+    action_noise: float = 0.0  # Discrete: softmax temperature, 0: argmax; Box: standard deviation of noise on outputs
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of hidden layers; --hidden-sizes without a number: a linear policy
+    normalize_obs: bool = False  # normalise observations by mean and deviation over all earlier generations
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 1_000_000  # environment steps of all candidates together to train for
+    total_timesteps: int = 1_000_000  # environment steps to train for, those of all candidates together
     stop_at_return: float | None = None  # stop once an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation: theta without any noise, on separate environments
     capture_video: bool = False  # film an episode at each evaluation
     checkpoint_every: int = 0  # steps between checkpoints, which are written between generations; 0: a tenth of the run
     resume: str | None = None  # run folder to continue
@@ -95,10 +94,10 @@ class Args:
 
 # --------------------------------------------------------------------------------------------------------- policy
 class Policy(nn.Module):
-    """A deterministic policy: linear layers with tanh between them, or without hidden layers a single one.
+    """A deterministic policy: linear layers with tanh between them; without hidden layers, a single linear layer.
 
-    All its weights and biases are one vector, theta, of D numbers. Discrete actions are the argmax of the outputs, Box
-    actions the outputs squashed into the bounds, if there are any, by tanh.
+    All weights and biases lie in one vector, theta, of D numbers. Discrete actions are the argmax of the outputs. Box
+    actions are the outputs: squashed into the bounds by tanh if all bounds are finite, else clipped.
     """
 
     def __init__(self, observation_space, action_space, args):
@@ -112,7 +111,7 @@ class Policy(nn.Module):
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
 
     def layers(self, parameters):
-        """Cut theta (D,), or many of its kind (B, D), into [(weights (…, outputs, inputs), biases (…, outputs))]."""
+        """Cut one theta (D,), or B of them (B, D), into layers: (weights (…, outputs, inputs), biases (…, outputs))."""
         layers = []
         first = 0
         for inputs, outputs in pairwise(self.sizes):
@@ -124,12 +123,12 @@ class Policy(nn.Module):
         return layers
 
     def features(self, obs):
-        """NumPy observations (B, …) as vectors (B, inputs), normalised if that is asked for."""
+        """NumPy observations (B, …) as a tensor of vectors (B, inputs), normalised with --normalize-obs."""
         obs = torch.from_numpy(obs).float().reshape(len(obs), -1)
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def to_env(self, outputs):
-        """Outputs (B, O) as actions that the environment takes: in the space's bounds, shape and type."""
+        """Outputs (B, O) as actions for the environment: within the action space's bounds, of its shape and type."""
         space = self.action_space
         if self.discrete:
             return (outputs.argmax(1).numpy() + space.start).astype(space.dtype)
@@ -143,15 +142,15 @@ class Policy(nn.Module):
         return actions.astype(space.dtype)
 
     def act(self, obs):
-        """What theta does: NumPy observations (B, …) -> actions as the environment takes them."""
+        """The actions of theta itself, without noise: NumPy observations (B, …) -> actions for the environment."""
         return self.to_env(forward(self.layers(self.theta), self.features(obs)))
 
 
 def forward(layers, x):
-    """Outputs (B, O) for x (B, inputs). Layers of one policy serve all rows; layers of B policies serve a row each.
+    """Outputs (B, O) for x (B, inputs). Layers of a single policy see all rows; of B policies, each sees its own row.
 
-    A dot product for each output, not a matrix product: the last bits of that depend on where the weights lie in
-    memory, and so on the number of processes.
+    Each output is a dot product. The last bits of a matrix product would depend on where the weights lie in memory,
+    and so on the number of processes.
     """
     for i, (weights, biases) in enumerate(layers):
         if i > 0:
@@ -162,46 +161,46 @@ def forward(layers, x):
 
 # ---------------------------------------------------------------------------------------------- evolution strategy
 def draw_seeds(args, generation):
-    """(seeds of the noise (N / 2,), seeds of the episodes (episodes_per_candidate, N / 2)) of a generation."""
+    """Seeds of a generation, one per pair: of the noise (N / 2,), of the episodes (episodes_per_candidate, N / 2)."""
     pairs = args.population_size // 2
     seeds = np.random.SeedSequence([args.seed, generation]).generate_state((1 + args.episodes_per_candidate) * pairs)
     return seeds[:pairs], seeds[pairs:].reshape(-1, pairs)
 
 
 def draw_noise(seeds, size):
-    """One direction eps of standard normal noise from each seed, (len(seeds), size): the same in every process."""
+    """For each seed a row of standard normal noise, a direction eps: (len(seeds), size), the same in every process."""
     return np.stack([np.random.default_rng(seed).standard_normal(size, np.float32) for seed in seeds])
 
 
 def make_candidates(theta, noise, sigma):
-    """theta + sigma eps and theta - sigma eps for each direction: (2 x directions, D), the two of a pair in turn."""
+    """Candidates (2 x directions, D): rows 2k and 2k + 1 are theta + sigma eps and theta - sigma eps; eps: noise[k]."""
     pairs = np.stack([theta + sigma * noise, theta - sigma * noise], axis=1)
     return pairs.reshape(-1, len(theta))
 
 
 def centered_ranks(returns):
-    """Ranks (N,) spread over [-1/2, 1/2]; equal returns share their mean rank.
+    """Ranks (N,), spread evenly over [-1/2, 1/2]; equal returns share the mean of their ranks.
 
-    arXiv 1703.03864, section 2.1, says "rank transformation"; that ranks are centred is in its authors' code.
+    arXiv 1703.03864, section 2.1, says only "rank transformation"; its authors' code centres the ranks.
     """
     in_order = np.sort(returns)
-    smaller = np.searchsorted(in_order, returns, side="left")  # how many are smaller
-    not_larger = np.searchsorted(in_order, returns, side="right")
-    ranks = (smaller + not_larger - 1) / 2
+    smaller = np.searchsorted(in_order, returns, side="left")  # how many are smaller than each
+    not_larger = np.searchsorted(in_order, returns, side="right")  # how many are smaller or equal
+    ranks = (smaller + not_larger - 1) / 2  # counted from 0; equal returns fill the ranks smaller … not_larger - 1
     return ranks / (len(returns) - 1) - 0.5
 
 
 def shape_fitness(returns, fitness="centered-rank", elite=1.0):
-    """Fitnesses (N,) of returns (N,): centred ranks, standardised, or raw.
+    """Fitnesses (N,) of returns (N,): their centred ranks, or returns that are standardised or raw.
 
-    With elite < 1 (in neither paper), subtract the best fitness outside the elite from all; negative ones become 0.
+    If elite < 1 (in neither paper), the best fitness outside the elite is subtracted from all; negative ones become 0.
     """
     fitnesses = returns
     if fitness == "centered-rank":
         fitnesses = centered_ranks(returns)
     if fitness == "standardized":
         fitnesses = (returns - returns.mean()) / returns.std()
-    num_elite = math.ceil(round(elite * len(returns), 6))  # rounded, for 0.07 * 100 is 7.000000000000001
+    num_elite = math.ceil(round(elite * len(returns), 6))  # round, because 0.07 * 100 is 7.000000000000001
     if num_elite == len(returns):
         return fitnesses
     best_outside = np.sort(fitnesses)[-num_elite - 1]
@@ -209,19 +208,19 @@ def shape_fitness(returns, fitness="centered-rank", elite=1.0):
 
 
 def es_gradient(fitnesses, noise, sigma):
-    """1/(N sigma) sum_i F_i eps_i: fitnesses (N,) of pairs (eps, -eps) in turn, noise (N / 2, D) with the eps -> (D,).
+    """1/(N sigma) sum_i F_i eps_i  -> (D,). It estimates the gradient of E[F]   (arXiv 1703.03864, section 2)
 
-    An estimate of the gradient of the expected fitness (arXiv 1703.03864, section 2), as one matrix product.
+    Fitnesses (N,) are those of eps and -eps in turn; noise (N / 2, D) has each eps once: a pair adds (F+ - F-) eps.
     """
     plus, minus = fitnesses.reshape(-1, 2).T
     return (plus - minus) @ noise / (len(fitnesses) * sigma)
 
 
 def ars_gradient(returns, noise, top_directions=None):
-    """1/(b sigma_R) sum_k (r_k+ - r_k-) delta_k over the b directions whose better return is best  -> (D,).
+    """1/(b sigma_R) sum_k (r_k+ - r_k-) delta_k  -> (D,), over the b directions k with the highest max(r_k+, r_k-).
 
-    sigma_R is the standard deviation of the 2b returns used (arXiv 1803.07055, algorithm 2). Returns (N,) as they are,
-    no fitnesses; noise (N / 2, D) as in es_gradient.
+    sigma_R is the standard deviation of the 2b returns used (arXiv 1803.07055, algorithm 2). The returns (N,) are raw,
+    in the order of es_gradient's fitnesses; the delta_k are the rows of noise (N / 2, D).
     """
     pairs = returns.reshape(-1, 2)
     top = np.argsort(-pairs.max(1), kind="stable")[:top_directions]
@@ -231,9 +230,9 @@ def ars_gradient(returns, noise, top_directions=None):
 
 
 def move_theta(policy, optimizer, returns, noise, args):
-    """Move theta once, by the returns (N,) of a generation. Returns figures to log.
+    """Move theta by one step, computed from the returns (N,) of a generation. Returns figures to log.
 
-    Where all returns are equal (within 1e-6) nothing can be learnt, and nothing changes, Adam's moments included.
+    If all returns are equal (deviation up to 1e-6), they teach nothing: theta and Adam's moments stay as they are.
     """
     before = policy.theta.clone()
     gradient = torch.zeros_like(before)
@@ -245,7 +244,7 @@ def move_theta(policy, optimizer, returns, noise, args):
             estimate = es_gradient(fitnesses, noise, args.sigma)
         gradient = torch.from_numpy(estimate).float()
         policy.theta.grad = gradient
-        optimizer.step()  # uphill, and with weight decay: see make_optimizer
+        optimizer.step()  # moves theta uphill, with weight decay: see make_optimizer
     return {
         "gradient_norm": gradient.norm().item(),
         "update_norm": (policy.theta - before).norm().item(),
@@ -256,26 +255,26 @@ def move_theta(policy, optimizer, returns, noise, args):
 # -------------------------------------------------------------------------------------------------------- playing
 @torch.inference_mode()  # as no_grad, but faster
 def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
-    """Play an episode with each of n candidates (n, D), side by side, one environment for each; advance run.step.
+    """Play one episode with each of n candidates (n, D), side by side, each in its own environment.
 
-    Returns (returns (n,), steps (n,), sums for ObservationStats (n, 3, inputs)). `numbers` (n,) say which of the
-    population these are. `seeds`, one for each pair of the population, fix the first states and the action noise.
-    Steps after a candidate's episode has ended do not count.
+    Returns (returns (n,), steps (n,), sums for ObservationStats (n, 3, inputs)). Adds the steps to run.step.
+    `numbers` (n,) are the candidates' numbers in the whole population. `seeds`, one for each pair of the population,
+    determine first states and action noise. Steps after the end of a candidate's episode do not count.
     """
     layers = policy.layers(candidates)
-    rng = np.random.default_rng(seeds)  # from all seeds together: the same in every process
-    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # where possible, the two of a pair begin alike
+    rng = np.random.default_rng(seeds)  # one generator from all seeds: the same in every process
+    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # both of a pair start alike, where possible
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     steps = np.zeros(len(candidates), int)
     seen = np.zeros((len(candidates), 3, policy.sizes[0]))
     playing = np.ones(len(candidates), bool)
-    for _ in range(args.max_episode_steps or 27_000):  # as in `evaluate`
+    for _ in range(args.max_episode_steps or 27_000):  # the same limit as in `evaluate`
         if policy.obs_stats is not None:
             seen[playing] += sums_of(obs[playing])
         outputs = forward(layers, policy.features(obs))
         if args.action_noise > 0:
-            action_noise = draw_action_noise(policy, rng, args)  # for all N: every process draws the same
+            action_noise = draw_action_noise(policy, rng, args)  # for all N candidates, also those of other processes
             outputs = outputs + action_noise[numbers]
         obs, rewards, terminated, truncated, _ = envs.step(policy.to_env(outputs))
         run.step += np.count_nonzero(playing)
@@ -289,9 +288,9 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
 
 
 def draw_action_noise(policy, rng, args):
-    """Noise (N, O) for the outputs of all candidates, whoever plays them: so it is the same in every process.
+    """Noise (N, O) for the outputs of all candidates, so that every process draws the same. Box: normal noise.
 
-    Gumbel noise on logits makes their argmax a draw from softmax(logits / temperature); for Box actions it is normal.
+    Discrete: the argmax of logits + temperature x Gumbel noise is a draw from softmax(logits / temperature).
     """
     shape = (args.population_size, policy.sizes[-1])
     noise = rng.gumbel(size=shape) if policy.discrete else rng.standard_normal(shape)
@@ -301,33 +300,34 @@ def draw_action_noise(policy, rng, args):
 def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
     """Play all candidates: (mean return of each (N,), sums for ObservationStats (3, inputs)); advances run.step.
 
-    This process plays only the candidates with the given numbers; the results of the rest come from other processes.
+    The three arrays have a row for each of the N candidates. This process plays only the candidates `numbers` and fills
+    their rows; it receives the other rows from the processes that have played those candidates.
     """
     first_step = run.step
-    pairs = numbers[::2] // 2  # candidates 2k and 2k + 1 are pair k
+    pairs = numbers[::2] // 2  # of these candidates: 2k and 2k + 1 are pair k
     candidates = torch.from_numpy(make_candidates(policy.theta.numpy(), noise[pairs], args.sigma))
     all_returns = np.zeros(args.population_size)
     all_steps = np.zeros(args.population_size, int)
     all_seen = np.zeros((args.population_size, 3, policy.sizes[0]))
-    for seeds in episode_seeds:
+    for seeds in episode_seeds:  # each time, every candidate plays one episode
         returns, steps, seen = play_candidates(policy, candidates, numbers, envs, seeds, args, run)
         all_returns[numbers] += returns / len(episode_seeds)
         all_steps[numbers] += steps
         all_seen[numbers] += seen
+    # All processes exchange their arrays. From each one, take the rows of `theirs`: the candidates that it has played.
     for theirs, returns, steps, seen in exchange((numbers, all_returns, all_steps, all_seen)):
         all_returns[theirs] = returns[theirs]
         all_steps[theirs] = steps[theirs]
-        all_seen[theirs] = seen[theirs]  # not summed yet: a sum of floats depends on its order
-    run.step = first_step + int(all_steps.sum())  # until here, it counted only this process's steps
-    return all_returns, all_seen.sum(0)
+        all_seen[theirs] = seen[theirs]
+    run.step = first_step + int(all_steps.sum())  # play_candidates has added only this process's steps
+    return all_returns, all_seen.sum(0)  # always summed in this order: the same bits for any number of processes
 
 
 # ------------------------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input.
 
-    Under torchrun all processes do the same, from the same seeds, but for the candidates that they play. Only the first
-    one writes and speaks.
+    Under torchrun, every process runs this loop with its share of the candidates. Only the first one writes and prints.
     """
     numbers = candidates_of_this_process(args)
     envs = make_envs(args, len(numbers))  # make_slots, below
@@ -338,17 +338,17 @@ def train(args):
     while not run.is_finished():
         if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, _, _ = run.new_envs()
-        generation = len(run.episodes) // args.population_size  # as many have been played
+        generation = len(run.episodes) // args.population_size  # its number, from 0: each one adds N episodes
         noise_seeds, episode_seeds = draw_seeds(args, generation)
 
         noise = draw_noise(noise_seeds, len(policy.theta))
         returns, seen = play_generation(policy, noise, episode_seeds, numbers, envs, args, run)  # advances run.step
         figures = move_theta(policy, optimizer, returns, noise, args)
-        if policy.obs_stats is not None:  # only now: all candidates of a generation see by the same numbers
+        if policy.obs_stats is not None:  # only now: all candidates of a generation must normalise alike
             policy.obs_stats.add(seen)
 
         run.check_finite(length_of_theta=figures["weight_norm"])
-        run.episodes += [(run.step, value) for value in returns.tolist()]  # N more: one generation more
+        run.episodes += [(run.step, value) for value in returns.tolist()]  # one for each candidate
         run.log(population_mean=returns.mean(), return_std=returns.std(), return_max=returns.max(), **figures)
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
@@ -362,14 +362,14 @@ RANGES |= {"population_size": (2, 1e5), "sigma": (1e-6, 1e15), "elite": (0.01, 1
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"return_std": "how far candidates differ", "gradient_norm": "length of the gradient",
          "update_norm": "length of theta's step"}  # panels of the curve  # fmt: skip
-EXPLORES = True  # training episodes are those of candidates, theta with noise: only an evaluation says how good it is
+EXPLORES = True  # training plays candidates, which are theta plus noise: only an evaluation says how good theta is
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; what the user gives wins. (The generation that reaches the total is the last.)
+# Settings that learn, per environment; flags win over them. A run ends with the generation that reaches its total.
 ARS = {"ars": True, "hidden_sizes": (), "optimizer": "ascent", "learning_rate": 0.02, "sigma": 0.03,
        "normalize_obs": True}  # fmt: skip
 TUNED = {
@@ -384,7 +384,7 @@ TUNED = {
 
 
 def method_settings(args):
-    """The settings of TUNED for args.env_id; with --ars those of ARS, unless the environment was tuned with it."""
+    """The settings of TUNED for args.env_id. With --ars: ARS instead, unless the environment was tuned with ARS."""
     settings = TUNED.get(args.env_id, {})
     return ARS if args.ars and "ars" not in settings else settings
 
@@ -393,23 +393,23 @@ tuned_settings = method_settings  # as the run section calls it
 
 
 def first_theta(sizes):
-    """Orthogonal weights, scaled by sqrt(2), and zero biases, as one vector; those of the last layer are all 0."""
+    """Orthogonal weights, scaled by sqrt(2), and zero biases, as one vector; the last layer's weights are 0 as well."""
     parts = []
     for inputs, outputs in pairwise(sizes):
         weights = nn.init.orthogonal_(torch.empty(outputs, inputs), 2**0.5)
         parts += [weights.flatten(), torch.zeros(outputs)]
-    parts[-2].zero_()  # so all outputs of theta itself are 0, and the noise decides
+    parts[-2].zero_()  # so theta outputs only 0, and at first the noise alone decides
     return torch.cat(parts)
 
 
 def sums_of(obs):
-    """The sums that ObservationStats keeps, (n, 3, inputs), for each of the observations (n, …) by itself."""
+    """The sums that ObservationStats keeps, separately for each of the observations (n, …): (n, 3, inputs)."""
     x = obs.reshape(len(obs), -1).astype(np.float64)
     return np.stack([np.ones_like(x), x, x**2], axis=1)
 
 
 class ObservationStats(nn.Module):
-    """Mean and deviation of all observations seen so far. It keeps sums: what processes have seen just adds up."""
+    """Mean and deviation of all observations so far, kept as sums: those of several processes can simply be added."""
 
     def __init__(self, size):
         super().__init__()
@@ -420,7 +420,7 @@ class ObservationStats(nn.Module):
         self.sums += torch.from_numpy(sums)
 
     def forward(self, x):
-        """Normalise (B, size), clip to ±10; as long as nothing has been seen, only clip."""
+        """Normalise (B, size), then clip to ±10; before the first generation has ended, only clip."""
         count, total, squares = self.sums
         if count[0] > 0:
             mean = total / count
@@ -430,7 +430,7 @@ class ObservationStats(nn.Module):
 
 
 def make_optimizer(args, policy):
-    """Adam, or plain ascent. Both climb along theta.grad, of which they first subtract weight_decay x theta."""
+    """Adam, or plain ascent. Both climb along theta.grad, from which they first subtract weight_decay x theta."""
     settings = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "maximize": True, "fused": True}
     if args.optimizer == "ascent":
         return torch.optim.SGD([policy.theta], **settings)
@@ -451,13 +451,13 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 class OneEpisode(gym.Wrapper):
-    """After the end of its episode an environment stands still, until it is reset with a seed.
+    """An environment that stands still after the end of its episode, until it is reset with a seed.
 
-    A finished candidate waits for the slowest; without this, its slot would go on playing episodes that nobody counts.
+    A finished candidate waits for the slowest. Otherwise its slot would play further episodes, which nobody counts.
     """
 
     def reset(self, *, seed=None, options=None):
-        """Begin an episode if there is a seed."""
+        """Begin an episode if there is a seed. Autoreset gives none: then nothing changes."""
         if seed is not None:
             self.over = False
             self.obs, _ = self.env.reset(seed=seed, options=options)
@@ -473,14 +473,14 @@ class OneEpisode(gym.Wrapper):
 
 
 def is_native(envs):
-    """Whether it is a vector environment of its own kind (CartPole's), which plays all slots at once."""
+    """Whether this is the environment's own vector version (CartPole has one), which plays all slots at once."""
     return not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
 
 
 def make_slots(args, num_envs, render=False, video=None):
-    """A vector environment whose observations are Boxes, in a window or filmed in a folder. UserError if it fails.
+    """A vector environment with Box observations, if asked in a window or filmed. UserError if it fails.
 
-    Each environment plays OneEpisode, but for those of a native one.
+    Each slot is wrapped in OneEpisode, except in a native vector environment (see is_native).
     """
     package = "minigrid" if args.env_id.startswith(("MiniGrid", "BabyAI")) else "gymnasium"
     try:
@@ -512,16 +512,16 @@ make_envs = make_slots  # as the run section calls it
 
 
 def begin_episode(envs, seeds):
-    """The first observations of an episode in every slot; each of the seeds is for a pair, whose two start alike.
+    """Begin an episode in every slot; returns the first observations. Both slots of a pair start from the pair's seed.
 
-    But a native vector environment takes one seed only, for all of its slots.
+    A native vector environment takes only one seed, for all of its slots: there, the two of a pair start differently.
     """
     obs, _ = envs.reset(seed=int(seeds[0]) if is_native(envs) else seeds.repeat(2).tolist())
     return obs
 
 
 def make_policy(args, envs):
-    """An untrained Policy for these environments. UserError if it cannot handle a space, or if options are at odds."""
+    """An untrained Policy for these environments. UserError if a space does not suit it, or options contradict."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete | spaces.Box):
         raise UserError(f"{args.env_id} has {action_space}; es.py needs Discrete or Box actions (ppo.py takes others)")
@@ -541,7 +541,7 @@ def make_policy(args, envs):
 make_agent = make_policy  # as the run section calls it
 
 
-# What follows is all that several processes need. torchrun starts them, every one with the same flags.
+# From here to the run section: what several processes need. torchrun starts all of them with the same flags.
 def process():
     """(number of this process, how many there are): (0, 1) unless torchrun has started several."""
     if not distributed.is_initialized():
@@ -550,9 +550,9 @@ def process():
 
 
 def join_processes():
-    """Connect the processes, if torchrun has started them. All but the first are silent, and wait for it to begin.
+    """Connect the processes that torchrun has started. All but the first print nothing, and wait until its run begins.
 
-    So only the first one complains of flags, or of a folder that cannot be written: it ends, and with it the others.
+    So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then the others do.
     """
     if distributed.is_torchelastic_launched():
         distributed.init_process_group("gloo")
@@ -562,7 +562,7 @@ def join_processes():
 
 
 def exchange(value):
-    """[value] of every process, in every process. If one of them has ended, which says why, this one ends as well."""
+    """A list of the values of all processes. If another process has ended (it has said why), this one ends as well."""
     if not distributed.is_initialized():
         return [value]
     values = [None] * distributed.get_world_size()
@@ -575,10 +575,9 @@ def exchange(value):
 
 
 def candidates_of_this_process(args):
-    """The numbers of the candidates that this process plays: whole pairs, spread evenly. UserError if there are none.
+    """The numbers of the candidates that this process plays: its share of the pairs. UserError if that is not possible.
 
-    A native vector environment, which draws the first states of all its slots from one seed, is played whole by every
-    process.
+    A native vector environment draws the first states of all slots from one seed: every process plays all candidates.
     """
     N = args.population_size
     rank, processes = process()
@@ -590,19 +589,19 @@ def candidates_of_this_process(args):
 
 
 def make_run(args, policy, envs, **parts):
-    """The Run of this process, which num_generations ends as well. All have the same; only the first one writes."""
+    """This process's Run, which num_generations ends as well. Every process has one; only the first one's writes."""
     last = (args.num_generations or math.inf) * args.population_size
 
     class PopulationRun(Run):
         def is_finished(self):
-            """As of every Run; or if all generations have been played."""
+            """As in Run, or if num_generations have been played."""
             return super().is_finished() or len(self.episodes) >= last
 
     if process()[0] > 0:
         globals().update(write_file=lambda path, write: None)
         args = replace(args, progress=False, capture_video=False)
     run = PopulationRun(args, policy, envs, **parts)
-    if args.checkpoint_every == 0:  # nothing is dropped at a checkpoint, so they need not be many episodes apart
+    if args.checkpoint_every == 0:  # here, checkpoints interrupt no episode, so they may be frequent
         run.checkpoint_every = math.ceil(args.total_timesteps / 10)
     if process()[0] == 0:
         exchange("begun")

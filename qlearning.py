@@ -7,22 +7,22 @@
 # ///
 """Q-learning with a table, and its relatives Sarsa, expected Sarsa and double Q-learning, all in this one file.
 
-The table holds a number Q(s, a) for every state s and action a: the discounted return to be expected if a is taken in s
-and the best actions from then on. Play, mostly by taking the best action of the table, sometimes a random one. After
-each step from S by A to S' with reward R, move Q(S, A) a little towards what that step says it should be:
+The table holds a number Q(s, a) for every state s and action a: the discounted return to expect if a is taken in s and
+only best actions follow. Play: mostly take the best action of the table, sometimes a random one. After each step (in
+state S, action A gave reward R and led to S'), move Q(S, A) a little towards its target R + gamma max_a Q(S', a):
 
     Q(S, A) <- Q(S, A) + alpha [R + gamma max_a Q(S', a) - Q(S, A)]     (Sutton & Barto, eq. 6.8)
 
-The relatives differ in what they put for max_a Q(S', a); double Q-learning also keeps two tables. The Q of Sarsa and
-expected Sarsa is the return of what is really played, random actions included. No neural network: a table and a loop.
+Its relatives replace max_a Q(S', a) by something else, and double Q-learning has two tables. Sarsa and expected Sarsa
+learn the return of what is really played, random actions included. There is no neural network: a table and a loop.
 
-    python qlearning.py                                          # CliffWalking-v1, a few seconds; look at values.png
+    python qlearning.py                                          # CliffWalking-v1, a few seconds; see its values.png
     python qlearning.py --algorithm sarsa --epsilon-min 0.1      # learns the path away from the cliff
-    python qlearning.py --env-id MountainCar-v0                  # a continuous world, cut into a grid
+    python qlearning.py --env-id MountainCar-v0                  # continuous observations, cut into a grid
 
 Sources: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6 (incompleteideas.net/book); Q-learning doi
 10.1007/BF00992698, expected Sarsa doi 10.1109/ADPRL.2009.4927542, double Q-learning van Hasselt, NeurIPS 2010.
-The story ends at "# ===== helpers"; what stands below makes environments, keeps the run folder and draws the pictures.
+The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws pictures.
 """
 
 import json
@@ -52,20 +52,20 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, CliffWalking included, TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"  # the target of an update
-    learning_rate: float = 0.1  # alpha: how far an entry of the table moves towards its target
+    algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"  # how to update the table
+    learning_rate: float = 0.1  # alpha: an entry of the table moves this share of the way to its target
     anneal_lr: bool = False  # lower the learning rate linearly to zero
     gamma: float = 0.99  # discount
-    epsilon_start: float = 1.0  # epsilon in the first episode: the probability of a random action
-    epsilon_min: float = 0.05  # the lowest epsilon
-    epsilon_decay: float = 0.99  # factor of epsilon per episode, down to epsilon_min
-    exploration_fraction: float | None = None  # if given, lower epsilon linearly over this part of the run instead
-    grid_size: int = 20  # Box observations: bins of each dimension
-    grid_low: tuple[float, ...] | None = None  # lower end of each dimension's bins; None: the space's own bounds
-    grid_high: tuple[float, ...] | None = None  # upper end; what lies outside goes to the bin at the edge
+    epsilon_start: float = 1.0  # probability of a random action (epsilon) at the beginning
+    epsilon_min: float = 0.05  # epsilon falls to this and no further
+    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode
+    exploration_fraction: float | None = None  # if given: epsilon falls linearly over this share of the run instead
+    grid_size: int = 20  # Box observations: number of bins in each dimension
+    grid_low: tuple[float, ...] | None = None  # lower end of the grid, a number per dimension; None: the space's bounds
+    grid_high: tuple[float, ...] | None = None  # upper end; numbers outside the grid go to the nearest bin
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -92,11 +92,10 @@ class Args:
 class QTable:
     """Q(s, a): a row for each state, a column for each action. Double Q-learning has two such tables.
 
-    They are lists of lists: reading and writing single numbers is faster there than in NumPy arrays. All begin at 0:
-    where rewards are negative, what has not been tried looks best.
-    An observation is one number or several, each with its own `edges`. The bin of a number is how many of its edges are
-    at or below it: below all edges it is in the first bin, above all in the last. Integers 0 … n - 1 have the edges
-    1 … n - 1: each is its own bin.
+    They are lists of lists, where reading and writing single numbers is faster than in NumPy arrays. All begin at 0: if
+    rewards are negative, actions not yet tried look best. An observation is one number or several, each with its own
+    `edges`. A number's bin is how many of its edges are at or below it. So numbers below all edges are in bin 0, and
+    integers 0 … n - 1, whose edges are 1 … n - 1, have a bin each.
     """
 
     def __init__(self, edges, action_space, num_tables=1):
@@ -107,8 +106,8 @@ class QTable:
         self.tables = np.zeros(self.shape).tolist()
 
     def state(self, obs, run=None):
-        """The row of an observation: its bins read as the digits of one number. With `run`, it must be finite."""
-        if not isinstance(obs, np.ndarray | tuple):  # a single integer
+        """The number of an observation's row: its digits are the bins. With `run`, UserError unless all is finite."""
+        if not isinstance(obs, np.ndarray | tuple):  # an integer, of a Discrete space
             return bisect(self.edges[0], obs)
         numbers = obs if isinstance(obs, tuple) else obs.ravel().tolist()
         if run and not math.isfinite(sum(numbers)):
@@ -119,14 +118,14 @@ class QTable:
         return row
 
     def values(self, state):
-        """The list of Q(state, a) of all actions; of two tables, the sum (Sutton & Barto, section 6.7)."""
+        """Q(state, a) of all actions, as a list; with two tables, their sum (Sutton & Barto, section 6.7)."""
         if len(self.tables) == 1:
             return self.tables[0][state]
         return [a + b for a, b in zip(self.tables[0][state], self.tables[1][state])]
 
     def act(self, obs):
-        """The best actions (of equal ones the first), as the environment takes them, of a batch of observations."""
-        batch = zip(*obs) if isinstance(obs, tuple) else obs  # of a Tuple space: a tuple of arrays
+        """The best action (of equals the first) for each observation of a batch, as the environment numbers it."""
+        batch = zip(*obs) if isinstance(obs, tuple) else obs  # a Tuple space gives a tuple of arrays
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
 
@@ -135,7 +134,7 @@ class QTable:
         return {"q": np.array(self.tables)}
 
     def load_state_dict(self, state):
-        """Copy what state_dict returned. ValueError unless these are finite numbers of the same shape."""
+        """Take the tables from what state_dict returned. ValueError unless they are finite and of this shape."""
         q = np.asarray(state["q"], float)
         if q.shape != self.shape or not np.isfinite(q).all():
             raise ValueError(f"these are not finite numbers of shape {self.shape}")
@@ -153,7 +152,7 @@ def epsilon_greedy(values, epsilon, rng):
 
 
 def schedules(args, step, episode):
-    """(epsilon, alpha): epsilon falls by a constant factor per episode, or linearly; alpha is constant, or linear."""
+    """(epsilon, alpha). Epsilon falls by a factor per episode, or linearly; alpha is constant, or falls linearly."""
     if args.exploration_fraction is None:
         epsilon = max(args.epsilon_min, args.epsilon_start * args.epsilon_decay**episode)
     else:
@@ -170,69 +169,70 @@ def linear_schedule(start, end, duration, step):
 
 
 # ---------------------------------------------------------------------------------------------- the four algorithms
-# What Q(S, A) should become after the step S, A, R, S': its target. `next_values` is the row Q(S', .) of the table that
-# is updated; `discount` is gamma, but 0 if the episode terminated: then there is no future, and that row is not used.
+# The target of a step S, A, R, S': what Q(S, A) should become. `next_values` is the row Q(S', .) of the table that is
+# updated. `discount` is gamma, or 0 if the episode terminated: then there is no future, and that row has no effect.
 
 
 def q_learning_target(reward, discount, next_values):
-    """R + gamma max_a Q(S', a): as if all actions from now on were the best ones   (Sutton & Barto, eq. 6.8)"""
+    """R + gamma max_a Q(S', a): as if only best actions were to follow   (Sutton & Barto, eq. 6.8)"""
     return reward + discount * max(next_values)
 
 
 def sarsa_target(reward, discount, next_values, next_action):
-    """R + gamma Q(S', A'): A' is the action that will really be taken, a random one at times   (eq. 6.7)"""
+    """R + gamma Q(S', A'): A' is the action really taken next, sometimes a random one   (eq. 6.7)"""
     return reward + discount * next_values[next_action]
 
 
 def expected_sarsa_target(reward, discount, next_values, epsilon):
-    """R + gamma sum_a pi(a|S') Q(S', a): the expectation over A', pi being epsilon-greedy   (eq. 6.9)"""
+    """R + gamma sum_a pi(a|S') Q(S', a): the mean over A', drawn from the epsilon-greedy policy pi   (eq. 6.9)"""
     average = sum(next_values) / len(next_values)
     return reward + discount * (epsilon * average + (1 - epsilon) * max(next_values))
 
 
 def double_q_target(reward, discount, next_values, other_next_values):
-    """R + gamma Q2(S', argmax_a Q1(S', a)): one table chooses, the other one judges   (eq. 6.10)
+    """R + gamma Q2(S', argmax_a Q1(S', a)): Q1 chooses the action, Q2 says what it is worth   (eq. 6.10)
 
-    The maximum of noisy values is too high on average; what another table says of that action is not too high.
+    A maximum of noisy values is too high on average. Q2 has other noise, so its value of Q1's choice is not too high.
     """
     best = next_values.index(max(next_values))  # of equal ones the first
     return reward + discount * other_next_values[best]
 
 
 def play_episode(agent, env, run, rng, args):
-    """Play one episode in `env` and learn from each step of it; `run` keeps the steps, and the episodes that ended."""
+    """Play one episode in `env` and learn from each step; count steps in run.step, add the episode to run.episodes."""
     obs, _ = env.reset()
     state = agent.state(obs, run)
     action = None
     total = 0.0
-    for _ in range(args.max_episode_steps or 27_000):  # 27_000 as in `evaluate`; the loop's end is a truncation
+    for _ in range(args.max_episode_steps or 27_000):  # 27_000 as in `evaluate`; then the episode is truncated
         epsilon, learning_rate = schedules(args, run.step, len(run.episodes))
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
-        reward = float(reward)  # np.float32 would spread from entry to entry; a checkpoint gives back Python floats
+        reward = float(reward)  # else the table would hold np.float32, but Python floats after --resume: results differ
         run.step += 1
         next_state = agent.state(obs, run)
-        next_action = None  # only Sarsa chooses it before the update
+        next_action = None  # None: chosen after the update; only Sarsa needs it before
         discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value
 
-        q = agent.tables[0]  # the only table; double-q picks one of its two below
+        # Q(S, A) is q[state][action], Q(S', .) is q[next_state]. The four algorithms differ only in the target.
+        q = agent.tables[0]  # the table to update; double-q picks one of its two below
         if args.algorithm == "q-learning":
             target = q_learning_target(reward, discount, q[next_state])
         elif args.algorithm == "sarsa":
-            next_action = epsilon_greedy(q[next_state], epsilon, rng)
+            next_action = epsilon_greedy(q[next_state], epsilon, rng)  # A', the action of the next step
             target = sarsa_target(reward, discount, q[next_state], next_action)
         elif args.algorithm == "expected-sarsa":
             target = expected_sarsa_target(reward, discount, q[next_state], epsilon)
-        else:  # double-q: a coin says which of the two tables is improved
+        else:  # double-q: a coin decides which table is updated (Q1), and which helps (Q2)
             q, other = agent.tables if rng.random() < 0.5 else reversed(agent.tables)
             target = double_q_target(reward, discount, q[next_state], other[next_state])
         td_error = target - q[state][action]
-        q[state][action] += learning_rate * td_error
+        q[state][action] += learning_rate * td_error  # the update, the same for all four
 
         if not math.isfinite(td_error):
             run.check_finite(reward=reward, td_error=td_error)
-        run.log(td_error=abs(td_error))  # metrics.csv has the mean of many steps
+        run.log(td_error=abs(td_error))  # metrics.csv has means over many steps
         total += reward
         state = next_state
         action = next_action
@@ -267,11 +267,11 @@ RANGES |= {"exploration_fraction": (1e-6, 1), "grid_size": (1, 1e6), "grid_low":
 RANGES |= dict.fromkeys("total_timesteps max_episode_steps eval_episodes".split(), (1, 1e15))
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"td_error": "mean size of the TD error", "epsilon": "share of random actions"}  # panels of the curve
-EXPLORES = True  # training episodes hold random actions: only an evaluation says how good the table is
+EXPLORES = True  # training takes random actions as well: only an evaluation says how good the table is
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
 SUFFIX = ".npz"  # of models and checkpoints
 
-# Settings that learn, per environment. What the user gives wins. (A run ends with the episode that reaches its total.)
+# Settings that learn, per environment; flags win over them. A run ends with the episode that reaches its total.
 TUNED = {
     "CliffWalking-v1": {"total_timesteps": 50_000, "learning_rate": 0.5, "anneal_lr": True, "gamma": 1.0,
                         "max_episode_steps": 1000},
@@ -311,7 +311,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_table_envs(args, num_envs, render=False, video=None):
-    """A vector of single environments, in its list `envs`, in a window or filmed in a folder. UserError if it fails."""
+    """A vector environment, if asked in a window or filmed; `envs` lists its single ones. UserError if it fails."""
     try:
         kwargs = dict(**json.loads(args.env_kwargs))
         wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in args.wrappers]
@@ -329,7 +329,7 @@ def make_table_envs(args, num_envs, render=False, video=None):
 
 
 def box_edges(args, space):
-    """The inner edges of `grid_size` equal bins for each number in a Box. UserError if its ends are no use."""
+    """The inner edges of `grid_size` equal bins for each number in a Box. UserError without finite ends for each."""
     lows = space.low.ravel().tolist() if args.grid_low is None else args.grid_low
     highs = space.high.ravel().tolist() if args.grid_high is None else args.grid_high
     if not len(lows) == len(highs) == math.prod(space.shape):
@@ -343,7 +343,7 @@ def box_edges(args, space):
 
 
 def make_q_table(args, envs):
-    """A table of zeros for these environments. UserError if they have a space that this script cannot handle."""
+    """A table of zeros for these environments. UserError if a space does not suit, or the table is too large."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     parts = obs_space.spaces if isinstance(obs_space, spaces.Tuple) else [obs_space]
     if not isinstance(action_space, spaces.Discrete):
@@ -352,7 +352,7 @@ def make_q_table(args, envs):
         edges = box_edges(args, obs_space)
     elif isinstance(obs_space, spaces.MultiDiscrete):
         sizes = zip(obs_space.start.ravel(), obs_space.nvec.ravel())
-        edges = [range(start + 1, start + n) for start, n in sizes]  # as many bins as there are integers
+        edges = [range(start + 1, start + n) for start, n in sizes]  # n - 1 edges: n bins, one for each integer
     elif all(isinstance(part, spaces.Discrete) for part in parts):
         edges = [range(part.start + 1, part.start + part.n) for part in parts]
     else:
@@ -370,13 +370,13 @@ make_envs = make_table_envs  # as the run section calls it
 make_agent = make_q_table  # as the run section calls it
 
 
-SIGNS = {"CliffWalkingEnv": "↑→↓←", "FrozenLakeEnv": "←↓→↑"}  # of the actions of grid worlds, in values.png
+SIGNS = {"CliffWalkingEnv": "↑→↓←", "FrozenLakeEnv": "←↓→↑"}  # arrows for the actions 0, 1, 2, 3 of grid worlds
 
 
 def draw_values(folder, args, agent, env):
-    """Write values.png and say where it lies: how good each state is, max_a Q(s, a), and the best action in it.
+    """Write values.png and print its path. It shows the value of each state, max_a Q(s, a), and the best action there.
 
-    For the grid worlds of SIGNS, and for observations of two numbers. Grey: nothing learnt there.
+    Only for the grid worlds of SIGNS, and for observations of two numbers. Grey: all values of the state are still 0.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -397,7 +397,7 @@ def draw_values(folder, args, agent, env):
 
 
 def draw_world(figure, world, values, best):
-    """A heat map of a grid world, each cell with the sign of its best action."""
+    """A heat map of a grid world; in each cell the arrow of its best action."""
     shape = world.desc.shape if hasattr(world, "desc") else world.shape
     axis = figure.add_subplot(xticks=[], yticks=[], facecolor="lightgrey")
     image = axis.imshow(values.reshape(shape))
@@ -409,7 +409,7 @@ def draw_world(figure, world, values, best):
 
 
 def draw_grid(figure, agent, values, best):
-    """Maps of the values and of the best actions over a grid of two dimensions, all of whose bins are equally wide."""
+    """Maps of the values and of the best actions, for two numbers. All bins of a number have the same width."""
     x, y = ([2 * edges[0] - edges[1], *edges, 2 * edges[-1] - edges[-2]] for edges in agent.edges)
     best = np.where(np.isnan(values), np.nan, best)
     panels = (values, "max Q(s, a)", None), (best, "best action", range(agent.shape[2]))
