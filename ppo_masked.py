@@ -7,18 +7,18 @@
 # ///
 """Proximal policy optimisation (PPO) that never takes an invalid action, all of it, in this one file.
 
-In many tasks most actions make no sense most of the time, and the environment knows which: a mask m(s), true for each
-valid action. Learning that from penalties is slow, and hopeless where hundreds of actions are invalid. Instead, the
-logits l of invalid actions are replaced by minus infinity (in the paper: by -1e8) before the softmax,
+In many tasks most actions are invalid most of the time. The environment knows which, and gives the agent a mask
+m(s), true for each valid action. To learn this from penalties is slow, and hopeless where hundreds of actions are
+invalid. Instead, the logits l of invalid actions are set to minus infinity (in the paper: to -1e8) before the softmax,
 
     pi(a|s) = m_a exp(l_a) / sum_b m_b exp(l_b)     (after arXiv 2006.14171, section 3)
 
-both when acting and when learning. Then this is a policy like any other, the policy gradient theorem holds, and the
-logits of invalid actions get no gradient. All else is ppo.py: `diff ppo.py ppo_masked.py` shows what masks change.
+both when acting and when learning. This is a policy like any other: the policy gradient theorem holds for it. The
+logits of invalid actions get no gradient. All else is as in ppo.py with GAE; `diff ppo.py ppo_masked.py` compares them.
 
-    python ppo_masked.py                       # Taxi-v4, half a minute
-    python ppo_masked.py --no-mask             # the same, without masks: only rewards tell
-    python ppo_masked.py --evaluate runs/DIR   # play what a run has left behind, without training
+    python ppo_masked.py                       # Taxi-v4, a minute or two
+    python ppo_masked.py --no-mask             # the same without masks: far worse
+    python ppo_masked.py --evaluate runs/DIR   # evaluate the trained agent
 
 Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
 The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
@@ -51,11 +51,11 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, Taxi included, TUNED (below) overrides these."""
 
     # algorithm
-    no_mask: bool = False  # ablation: all actions count as valid; only rewards tell
-    naive_mask: bool = False  # ablation: pi_old, which plays, has masks; pi, which learns, none
+    no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
+    naive_mask: bool = False  # ablation: use the masks for acting (pi_old), but not for learning (pi)
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 8  # environments played side by side
@@ -71,7 +71,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # end a rollout's epochs after one whose last minibatch has approx_kl above this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
@@ -100,16 +100,16 @@ class Args:
 
 
 # ---------------------------------------------------------------------------------------------------------- masks
-# A mask is a row of booleans, True for every valid choice: one for each action (Discrete), those of all factors side by
-# side (MultiDiscrete), or two per bit, "may be 0" and "may be 1" (MultiBinary).
+# A mask is a row of booleans, True for every valid choice. Discrete: one for each action. MultiDiscrete: one for each
+# choice of each factor, the factors side by side. MultiBinary: two for each bit, "may be 0" and "may be 1".
 
 
 class MaskedCategorical:
-    """Independent discrete factors, each renormalised over its valid choices.
+    """Independent categorical factors, each a softmax over its valid choices only.
 
-    `logits` and `mask` (…, sum of `sizes`) of the factors stand side by side. Without `sizes` there is one factor, and
-    actions are (…) instead of (…, factors). Without `mask` all is valid. ValueError if a mask holds a NaN, or leaves a
-    factor without a valid choice. Masked logits get a gradient of exactly zero.
+    `logits` and `mask`, each (…, sum of `sizes`), hold the factors side by side. Without `sizes` there is one factor,
+    and actions are (…) instead of (…, factors). Without `mask` every choice is valid. ValueError if a mask holds a NaN,
+    or leaves a factor without a valid choice. The logits of invalid choices get a gradient of exactly zero.
     """
 
     def __init__(self, logits, mask=None, sizes=None):
@@ -126,7 +126,7 @@ class MaskedCategorical:
         self.masks = mask.split(sizes, -1)
 
     def sample(self, generator=None):
-        """Random actions, from torch's global generator unless another is given. (MaskedAgent has its own `sample`.)"""
+        """Random actions, by default from torch's global generator. (`train` calls MaskedAgent.sample instead.)"""
         draws = []
         for log_probs in self.log_probs:
             probs = log_probs.exp()
@@ -139,11 +139,11 @@ class MaskedCategorical:
         return self.join([log_probs.argmax(-1) for log_probs in self.log_probs])
 
     def join(self, choices):
-        """Actions (…, factors), or (…) of a single factor, from the choices (…) of each."""
+        """Actions (…, factors) from a list of each factor's choices (…); without `sizes`, actions (…)."""
         return choices[0] if self.single else torch.stack(choices, -1)
 
     def log_prob(self, actions):
-        """(…), the sum over the factors; minus infinity for an invalid action."""
+        """Log-probs (…) of actions: sums over the factors, minus infinity for an invalid action."""
         actions = actions.unsqueeze(-1) if self.single else actions
         log_prob = 0
         for log_probs, action in zip(self.log_probs, actions.split(1, -1)):
@@ -151,10 +151,10 @@ class MaskedCategorical:
         return log_prob
 
     def entropy(self):
-        """(…), in nats; invalid choices add nothing."""
+        """Entropies (…) in nats: sums over the factors, to which invalid choices add nothing."""
         entropy = 0
         for log_probs, mask in zip(self.log_probs, self.masks):
-            finite_log_probs = torch.where(mask, log_probs, 0.0)  # 0 times infinity would be NaN, here or in a gradient
+            finite_log_probs = torch.where(mask, log_probs, 0.0)  # 0 * -inf would be NaN, here or in the gradient
             entropy = entropy - (log_probs.exp() * finite_log_probs).sum(-1)
         return entropy
 
@@ -177,35 +177,35 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 
 
 class MaskedAgent(nn.Module):
-    """Actor and critic, two MLPs, for vectors, discrete numbers or Dicts of such entries.
+    """Actor and critic: two MLPs for vectors, discrete numbers, or Dicts with such entries.
 
-    An action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
-    categories for each bit. Everywhere but in the environment, actions are (B, factors), and observations (B, features)
-    hold all entries side by side, where a discrete number is one feature.
+    A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of
+    two categories for each bit. Everywhere but in the environment, actions are (B, factors). Observations are
+    (B, features): all entries side by side, a discrete number as one feature.
     """
 
     def __init__(self, entries, action_space, args, device="cpu"):
         super().__init__()
         self.device = device
-        self.entries = entries  # spaces of the entries of a Dict observation; else one, called "observation"
+        self.entries = entries  # {name: space} of a Dict observation; any other is one entry, called "observation"
         self.action_space = action_space
-        self.sizes = output_sizes(action_space)  # choices of each factor; their sum is the width of logits and masks
-        inputs = sum(spaces.flatdim(space) for space in entries.values())  # with one-hot vectors for discrete numbers
+        self.sizes = output_sizes(action_space)  # choices of each factor; below, `choices` is their sum
+        inputs = sum(spaces.flatdim(space) for space in entries.values())  # discrete numbers as one-hot vectors
         critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
         # The actor's small gain makes the first policy nearly uniform.
         self.actor = mlp(inputs, args.hidden_sizes, sum(self.sizes), gain=0.01)
         self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
         for network in (self.actor, self.critic):
-            network[0] = LinearOnEntries(network[0], entries)
-        self.feature_space = spaces.Box(-np.inf, np.inf, (sum(self.actor[0].features),))
+            network[0] = LinearOnEntries(network[0], entries)  # takes discrete numbers themselves
+        self.feature_space = spaces.Box(-np.inf, np.inf, (sum(self.actor[0].features),))  # what `split` returns
         self.to(device)
         # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def forward(self, obs, actions, masks=None):
-        """(log-probs, entropies, values), each (B,), of actions (B, factors) that were chosen under masks (B, choices).
+        """(log-probs, entropies, values), each (B,), of tensors of observations (B, features) and actions (B, factors).
 
-        Without masks every action is valid.
+        The log-probs and entropies are those under `masks` (B, choices); without masks every action is valid.
         """
         pi = MaskedCategorical(self.actor(obs), masks, self.sizes)
         return pi.log_prob(actions), pi.entropy(), self.critic(obs).squeeze(1)
@@ -217,16 +217,16 @@ class MaskedAgent(nn.Module):
 
     @torch.no_grad()
     def sample(self, obs, masks, noise):
-        """Valid actions (B, factors) for NumPy arrays of observations and masks, by noise (B, choices).
+        """Valid actions (B, factors) for NumPy arrays of observations and masks; `noise` (B, choices) from draw_noise.
 
-        The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax: the Gumbel-max trick. With
-        noise 0 the actions are the likeliest ones.
+        The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick). With
+        noise 0 the actions are the likeliest.
         """
         noisy_logits = self.actor(obs) + noise
         return MaskedCategorical(noisy_logits, masks, self.sizes).mode().cpu().numpy()
 
     def split(self, obs_and_masks):
-        """(observations, masks as booleans) of the rows of MaskedEnvs, where both stand side by side."""
+        """Cut rows of MaskedEnvs, (B, features + choices), in two: (observations, masks as booleans)."""
         choices = sum(self.sizes)
         return obs_and_masks[:, :-choices], obs_and_masks[:, -choices:].astype(bool)
 
@@ -239,7 +239,7 @@ class MaskedAgent(nn.Module):
         """Actions (B, factors) as the environment takes them: in the space's shape and type."""
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # the space may begin at another number
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
@@ -263,15 +263,15 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Flat tensors (B, …) of the same rows, named as in sb3-contrib; observations may be a dict of them. The loss compares
-# the present log-probs and values with the old ones, those of the agent that played.
+# Flat tensors (B, …) of the same rows, named as in sb3-contrib; in the Dict version, observations are a dict.
+# old: of the agent that played the rollout, with which the loss compares the agent now.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
 
 
 class MaskableRolloutBuffer:
-    """One rollout, time-major (T, N, …), with the mask of every observation. Kept in host memory, masks as booleans.
+    """One rollout, time-major (T, N, …), with the mask of every observation.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -282,7 +282,7 @@ class MaskableRolloutBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between. Row 2's mask does not matter: MaskedEnvs and `add` set it all to True.
+    whether or not an episode ended in between. Row 2 needs no mask: MaskedEnvs and `add` make everything valid there.
     """
 
     samples = MaskableRolloutBufferSamples
@@ -306,11 +306,11 @@ class MaskableRolloutBuffer:
         self.obs[t] = obs
 
     def observations(self, obs):
-        """Stored observations (B, …), a tensor, as the agent takes them."""
+        """What the agent takes for stored observations (B, …), a tensor: here the same, in the Dict version a dict."""
         return obs
 
     def add(self, t, obs, actions, rewards, terminated, truncated, reset_rows, action_masks=None):
-        """Set row t of all environments; all arguments but t are (N, …). Without masks every action is valid."""
+        """Set row t for all environments; all arguments but t are (N, …). Without masks every action is valid."""
         self.set_obs(t, obs)
         self.actions[t] = actions
         self.rewards[t] = rewards
@@ -318,7 +318,7 @@ class MaskableRolloutBuffer:
         self.truncated[t] = truncated
         self.reset_rows[t] = reset_rows
         masks = np.ones_like(self.action_masks[t]) if action_masks is None else np.array(action_masks)
-        masks[self.reset_rows[t]] = True  # whatever they were
+        masks[self.reset_rows[t]] = True  # the actions there are ignored
         check_masks(masks, self.sizes)
         self.action_masks[t] = masks
 
@@ -342,7 +342,7 @@ class MaskableRolloutBuffer:
         rows = [torch.as_tensor(x, device=agent.device) for x in (self.obs[:-1], self.actions, self.action_masks)]
         log_probs = []
         values = []
-        size = 1 + 2**22 // choices  # rows at a time, about 2**22 logits: one row may have 50,000
+        size = 1 + 2**22 // choices  # rows per forward pass: about 2**22 logits, since a row may have 50,000
         for obs, actions, masks in zip(*[field.flatten(0, 1).split(size) for field in rows]):
             log_prob, _, value = agent(self.observations(obs), actions, masks)
             log_probs.append(log_prob)
@@ -352,7 +352,7 @@ class MaskableRolloutBuffer:
         return torch.cat(log_probs).view(T, N), torch.cat(values).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, args):
-        """Set advantages and returns, (T, N), and what else minibatches hold.
+        """Set what else the samples hold, each (T, N), and `played`.
 
         log_probs (T, N) and values (T + 1, N) are those of the agent that has just played.
         """
@@ -373,9 +373,9 @@ class MaskableRolloutBuffer:
                 yield self.take(rows)
 
     def get(self, batch_size=None, rng=None):
-        """The same for loops of your own: `batch_size` rows (None: all) at a time, fewer in the end.
+        """The same for loops of your own, as in sb3-contrib: `batch_size` rows at a time (None: all at once).
 
-        Without a NumPy generator `rng` the buffer takes one of its own.
+        The last samples may have fewer rows. `rng` is a NumPy generator; without one the buffer takes its own.
         """
         order = (rng or self.rng).permutation(np.flatnonzero(~self.reset_rows))
         size = batch_size or max(1, len(order))
@@ -383,7 +383,7 @@ class MaskableRolloutBuffer:
             yield self.take(order[first : first + size])
 
     def take(self, rows):
-        """The samples of these rows, counted step by step: row t * N + n is that of step t in environment n."""
+        """The samples of an array of row numbers; step t of environment n has the number t * N + n."""
         steps, envs = np.divmod(rows, self.rewards.shape[1])
         as_tensor = partial(torch.as_tensor, device=self.returns.device)
         return self.samples(
@@ -432,7 +432,7 @@ def approximate_kl(log_ratios):
 
 def masked_ppo_loss(agent, batch, args):
     """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
-    # The same masks as when acting: pi/pi_old is 1 at first. With --naive-mask it is below 1, and approx_kl is too low.
+    # The same masks as for acting: pi/pi_old is 1 at first. With --naive-mask it is lower, and approx_kl is too low.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob
@@ -465,13 +465,13 @@ def train(args):
 
     while not run.is_finished():
         if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, obs_and_masks, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # whose episode has just ended: the next step only resets it
+            envs, obs_and_masks, rng = run.new_envs()  # a row for each environment: its observation, then its mask
+            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
             buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
         for t in range(args.num_steps):
             obs, masks = agent.split(obs_and_masks)
             actions = agent.sample(obs, masks, noise[t])
@@ -481,13 +481,13 @@ def train(args):
         last_obs, _ = agent.split(obs_and_masks)
         buffer.set_obs(args.num_steps, last_obs)
         ends = buffer.terminated | buffer.truncated
-        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step; not for reset rows
+        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step, notes the true returns
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: no weight has changed
+        log_probs, values = buffer.log_probs_and_values(agent)  # of the agent that has just played
         buffer.compute_advantages(log_probs, values, args)
         run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
 
@@ -513,13 +513,13 @@ RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"num_steps": (2, 1e15), "gamma": (0, 1), "gae_lambda": (0, 1)}
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # training episodes show how good the agent is: stop_at_return goes by them, not by evaluations
+EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins. docs/ppo_masked.md says how they were confirmed.
+# Settings that learn, per environment; flags win over them. docs/ppo_masked.md says how they were confirmed.
 TUNED = {
     "Taxi-v4": {"num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98, "ent_coef": 0.01, "total_timesteps": 300_000},
 }
@@ -559,9 +559,9 @@ def is_image(space):
 
 
 class LinearOnEntries(nn.Module):
-    """A linear layer on the entries of an observation side by side, where discrete numbers count as one-hot vectors.
+    """A linear layer on all entries of an observation, side by side. Discrete numbers count as one-hot vectors.
 
-    A matrix times a one-hot vector is one of the matrix's columns, which is looked up: 500 states cost no time.
+    A matrix times a one-hot vector is one column of the matrix. This column is looked up: fast, even for 500 states.
     """
 
     def __init__(self, linear, entries):
@@ -569,9 +569,9 @@ class LinearOnEntries(nn.Module):
         self.linear = linear
         self.entries = entries
         self.features = [math.prod(space.shape) for space in entries.values()]  # a discrete number is one feature
-        self.columns = [spaces.flatdim(space) for space in entries.values()]  # of the matrix
+        self.columns = [spaces.flatdim(space) for space in entries.values()]  # columns of the matrix for each entry
         if all(isinstance(space, spaces.Discrete | spaces.MultiDiscrete) for space in entries.values()):
-            linear.bias.requires_grad_(False)  # it stays 0: what is learnt in one state would change it in all others
+            linear.bias.requires_grad_(False)  # stays 0: else learning in one state would change all others
 
     def forward(self, obs):
         """(B, outputs) of an array or a tensor (B, features), or of a dict of the entries (B, …)."""
@@ -613,12 +613,12 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def check_masks(masks, sizes):
-    """ValueError naming the first row of masks (B, sum of sizes), a NumPy array, that holds a NaN or leaves no choice.
+    """ValueError if a row of masks, a NumPy array (B, sum of sizes), holds a NaN or leaves a factor no valid choice.
 
-    `sizes` are the numbers of choices of the factors, of which each needs a valid one.
+    It names the first such row. `sizes` are the numbers of choices of the factors.
     """
     has_nan = np.isnan(masks).any(axis=1)
-    if has_nan.any():  # as a boolean it would be True
+    if has_nan.any():  # as a boolean, a NaN would be True: valid
         raise ValueError(f"row {has_nan.argmax()}: the action mask holds a NaN")
     first_columns = np.cumsum([0, *sizes[:-1]])
     can_act = np.logical_or.reduceat(masks, first_columns, axis=1).all(axis=1)
@@ -627,9 +627,9 @@ def check_masks(masks, sizes):
 
 
 class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
-    """The same for your own loops with Dict observations: takes dicts of arrays, gives dicts of tensors.
+    """A MaskableRolloutBuffer for your own loops with Dict observations: takes dicts of arrays, gives dicts of tensors.
 
-    It keeps the entries side by side, as `train` does.
+    Inside, the entries stand side by side, as in `train`.
     """
 
     samples = MaskableDictRolloutBufferSamples
@@ -654,10 +654,10 @@ class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
 
 
 class MaskedEnvs(gym.vector.VectorWrapper):
-    """A vector environment each of whose observations (N, features + choices) ends in the mask of valid actions.
+    """A vector environment whose observations (N, features + choices) hold the features first, then the action mask.
 
-    All in one array of float32, so that what is shared with ppo.py need not know of masks. `entries` are the spaces of
-    the features by name, those of a Dict or a single one. `source` says where the masks come from.
+    Both are in one array of float32, since Run and `evaluate`, the same in every script, know nothing of masks. Only
+    MaskedAgent.split cuts them apart. `entries` is {name: space} of the features. `source` says where masks come from.
     """
 
     ENTRY = 'the entry "action_mask" of a Dict observation'
@@ -681,7 +681,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
             self.source = self.NOWHERE
 
     def reset(self, **kwargs):
-        """As the environment's, with masks. UserError if it tells none."""
+        """As the environment's, with masks. UserError if the environment has none."""
         obs, infos = self.env.reset(**kwargs)
         if self.source == self.INFO and "action_mask" not in infos:
             places = f"neither {self.ENTRY}, nor {self.METHOD}, nor {self.INFO} is there"
@@ -695,9 +695,9 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         return self.rows(obs, infos, terminated | truncated), rewards, terminated, truncated, infos
 
     def rows(self, obs, infos, ended):
-        """Features and masks side by side. UserError if a mask has another width, holds a NaN or leaves no choice.
+        """Features and masks side by side. UserError if a mask has the wrong width, holds a NaN or leaves no choice.
 
-        All is valid where an episode has `ended` (N,), for the next action is ignored, and where no mask is told.
+        Every action counts as valid where the episode has `ended` (N,), because the next action is ignored there.
         """
         masks = np.ones((self.num_envs, self.choices))
         try:
@@ -712,7 +712,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         return np.concatenate([part.reshape(self.num_envs, -1) for part in parts], axis=1, dtype=np.float32)
 
     def mask(self, n, obs, infos):
-        """What environment n says is valid."""
+        """The mask of environment n; all ones if it gives none."""
         if self.source == self.ENTRY:
             return obs["action_mask"][n]
         if self.source == self.METHOD:
@@ -723,7 +723,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
 
 
 def make_masked_envs(args, num_envs, render=False, video=None):
-    """MaskedEnvs with next-step autoreset, in a window or filmed in a folder. UserError if it fails."""
+    """MaskedEnvs with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
     try:
         kwargs = dict(**json.loads(args.env_kwargs))
         wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in args.wrappers]
@@ -772,7 +772,7 @@ def make_masked_agent(args, envs):
         raise UserError("no_mask and naive_mask are different ablations: choose one")
     if args.num_envs * args.num_steps < 2 * args.num_minibatches:
         raise UserError("a rollout of num_envs x num_steps rows must give each of num_minibatches two rows at least")
-    envs.reset(seed=args.seed)  # a UserError if there are no masks
+    envs.reset(seed=args.seed)  # raises a UserError if there are no masks
     device = choose_device(args)
     torch.manual_seed(args.seed)
     agent = MaskedAgent(envs.entries, action_space, args, device)

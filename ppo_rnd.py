@@ -7,17 +7,17 @@
 # ///
 """PPO with random network distillation (RND): curiosity as a second reward, all of it in this one file.
 
-Where rewards are rare, an agent that acts at random may never find one. RND also rewards it for what it has not seen
-before. A predictor g (the paper's f with a hat) learns to give the same features as a target network f, whose random
-weights never change. Where the agent has been often, the predictor is good; its error on the next observation says how
-new that is:
+Where rewards are rare, an agent that acts at random may never find one. RND also rewards the agent for observations
+that are new to it. A predictor g (the paper's f with a hat) learns to compute the same features as a target network f,
+whose random weights never change. For observations like those that the agent has seen often, the predictor is good. So
+its error on the next observation s' measures how new s' is:
 
-    r_int = mean over features of (g(s') - f(s'))^2      (arXiv 1810.12894, section 2.2: the sum; its code: the mean)
+    r_int = mean over features of (g(s') - f(s'))^2     (arXiv 1810.12894, section 2.2; a sum there, a mean in its code)
 
-Each kind of reward has its own discount and its own critic (section 2.3). Extrinsic returns end with the episode.
-Intrinsic returns go on into the next episode: an agent that dies while exploring can explore again, and only loses the
-way back. PPO follows the sum of both advantages, c_ext A_ext + c_int A_int. All else is as in ppo.py: see
-`diff ppo.py ppo_rnd.py`.
+Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic (section 2.3).
+Extrinsic returns end with the episode. Intrinsic returns go on into the next episode: an agent that dies while
+exploring can explore again there, after walking the same way once more. PPO's advantage is c_ext A_ext + c_int A_int.
+All else is as in ppo.py with GAE; `diff ppo.py ppo_rnd.py` compares them.
 
     python ppo_rnd.py                                        # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
     python ppo_rnd.py --intrinsic-coef 0                     # without curiosity: it finds nothing
@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, MultiRoom included, TUNED (below) overrides these."""
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate
@@ -65,14 +65,14 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
-    extrinsic_coef: float = 2.0  # weight of extrinsic advantages (with norm_adv only the two weights' ratio matters)
-    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: novelty is learnt, but not followed
+    extrinsic_coef: float = 2.0  # weight of extrinsic advantages (with norm_adv, only the ratio of the weights matters)
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: no curiosity, though novelty is still logged
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
-    normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
+    normalize_intrinsic: bool = True  # divide intrinsic rewards by the running deviation of their discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # the predictor learns from this share of each minibatch: a smaller one slows it
-    random_steps: int = 100  # steps of random play, in each environment, that begin the statistics of observations
+    predictor_share: float = 0.25  # share of each minibatch that trains the predictor; with less, novelty lasts longer
+    random_steps: int = 100  # steps of random play in each environment, for the first statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -80,12 +80,12 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # end a rollout's epochs after one whose last minibatch has approx_kl above this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of both critics'; None: as the actor's
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide extrinsic rewards by the running standard deviation of their return
-    clip_reward: bool = False  # learn from the signs of extrinsic rewards (Atari); reported returns are true ones
+    normalize_reward: bool = False  # divide extrinsic rewards by the running deviation of their discounted return
+    clip_reward: bool = False  # learn from the signs of extrinsic rewards (Atari); reported returns stay unclipped
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -237,7 +237,7 @@ class Agent(nn.Module):
 
 
 class CuriousAgent(Agent):
-    """The agent that is trained here. It has two critics: the inherited one for extrinsic returns, and another."""
+    """An Agent with two critics: the inherited one for extrinsic returns, `intrinsic_critic` for intrinsic returns."""
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__(observation_space, action_space, args, device)
@@ -266,9 +266,9 @@ Agent = CuriousAgent  # so that make_agent, which is the same as in ppo.py, make
 
 # ------------------------------------------------------------------------------------------------------- curiosity
 class RND(nn.Module):
-    """Random network distillation: how new an observation is, by the error with which its features are predicted.
+    """Random network distillation: the error in predicting an observation's features tells how new it is.
 
-    The statistics and the running sums are buffers of this module, so that a checkpoint holds them.
+    The statistics and the running sums are part of this module's state, so that a checkpoint holds them.
     """
 
     def __init__(self, observation_space, num_envs, device="cpu"):
@@ -286,33 +286,33 @@ class RND(nn.Module):
 
     def forward(self, obs):
         """Novelty (B,) of a tensor of observations (B, …): the squared error of the prediction, mean over features."""
-        # Clipped to ±5 (section 2.4). An entry that was constant has a deviation near 0: its first change gives ±5.
+        # Clipped to ±5 (section 2.4): an entry that was constant has a deviation near 0, its first change is huge.
         x = self.obs_stats(obs.float()).clamp(-5, 5)
-        if self.image:  # with all stacked frames: in the paper, these two networks see only the last one
-            x = 255 * x  # NatureCNN takes bytes and divides them by 255
+        if self.image:  # with all stacked frames; in the paper, these two networks see only the last one
+            x = 255 * x  # because NatureCNN divides by 255
         return ((self.predictor(x) - self.target(x)) ** 2).mean(1)
 
     def loss(self, obs, share):
-        """The predictor's loss: mean novelty of the first `share` of a batch (B, …), whose order is random."""
+        """The predictor's loss: mean novelty of the first `share` of a batch (B, …), whose rows are in random order."""
         rows = math.ceil(share * len(obs))
         return self(obs[:rows]).mean()
 
     @torch.no_grad()
     def rewards(self, next_obs, reset_rows, args):
-        """Intrinsic rewards (T, N), in host memory, of steps that led to next_obs, a NumPy array (T, N, …).
+        """Intrinsic rewards (T, N), on the CPU, of the steps that led to next_obs, a NumPy array (T, N, …).
 
-        They are novelty, scaled unless args forbid it. Those of reset rows mean nothing, and nobody reads them.
+        They are the novelty of next_obs, scaled if normalize_intrinsic. In reset rows they mean nothing and are unused.
         """
         next_obs = torch.as_tensor(next_obs, device=self.device)
         novelty = self(next_obs.flatten(0, 1)).view(next_obs.shape[:2]).cpu()
         return self.scale(novelty, reset_rows, args.intrinsic_gamma) if args.normalize_intrinsic else novelty
 
     def scale(self, novelty, reset_rows, gamma):
-        """Divide novelty (T, N) by the running deviation of its discounted sum G_t = novelty_t + gamma G_{t-1}.
+        """Divide novelty (T, N) by the running deviation of G_t = novelty_t + gamma G_{t-1}, a sum over the past.
 
-        G runs forward in time in each environment, on over the ends of episodes and rollouts; only reset rows are left
-        out. A sum over the past stands in for the return, which would need the future. No mean is subtracted: else what
-        is less new than usual would be a punishment.
+        G stands in for the return (section 2.4; the paper's code does the same), which would need the future. In each
+        environment it runs on across the ends of episodes and rollouts; only reset rows are skipped. No mean is
+        subtracted: otherwise observations that are less new than usual would be punished.
         """
         reset_rows = torch.as_tensor(reset_rows)
         all_sums = torch.zeros(novelty.shape, dtype=torch.float64)
@@ -323,15 +323,15 @@ class RND(nn.Module):
         return novelty / math.sqrt(self.sum_stats.var.item() + 1e-8)
 
     def update_obs_stats(self, next_obs, reset_rows):
-        """Take what steps led to, NumPy arrays (T, N, …) and (T, N), into the statistics; not what resets led to."""
+        """Update the statistics with next_obs (T, N, …), but not with what a reset led to; reset_rows are (T, N)."""
         for t in range(len(next_obs)):  # a step at a time: in float64, a rollout of images is large
             self.obs_stats.update(next_obs[t][~reset_rows[t]])
 
 
 # --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. Returns of
-# compute_gae end with the episode: after termination that value counts as 0, after truncation it stands for the rewards
-# that were cut off; if both flags are set, terminated wins. Those of compute_intrinsic_gae go on into the next episode.
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
+# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
+# later episodes count only in compute_intrinsic_gae. If both flags are set, terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -350,13 +350,13 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
-    """GAE that goes on over the ends of episodes: (advantages, lambda-returns), each (T, N). values are (T + 1, N).
+    """GAE across the ends of episodes (arXiv 1810.12894, section 2.3): (advantages, lambda-returns), each (T, N).
 
-    A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t)
+    A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t),   V(s_t) = values[t], values (T + 1, N)
 
-    Returns go on into the next episode (arXiv 1810.12894, section 2.3). u is the next row that is not a reset row:
-    t + 1, or t + 2 where an episode ends (see the table in CuriousBuffer). Results for reset rows mean nothing. After
-    the last row, V is values[T]: if an episode ends there, V of its final observation, not of the next one's first.
+    u is the next row after t that is not a reset row: t + 1, or t + 2 if the episode ends in row t. In the table of
+    CuriousBuffer, row 3 follows row 1. Results for reset rows mean nothing. After the last row, A_u is 0 and V(s_u) is
+    values[T]: if an episode ends in the last row, V of its final observation, since the next one has not begun yet.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
@@ -364,20 +364,20 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * next_value - values[t]
         advantages[t] = delta + gamma * gae_lambda * next_advantage
-        # A reset row hands on what lies behind it.
+        # Skip reset rows: the row before a reset row is followed by the row after it.
         next_advantage = torch.where(reset_rows[t], next_advantage, advantages[t])
         next_value = torch.where(reset_rows[t], next_value, values[t])
     return advantages, advantages + values[:-1]
 
 
-# Flat tensors (B, …) of the same rows. The loss compares the present log-probs and values with the old ones; next_obs
-# is what the predictor learns from.
+# Flat tensors (B, …) of the same rows. old: of the agent that played the rollout, with which the loss compares the
+# agent now. The predictor learns from next_obs.
 FIELDS = "obs actions next_obs old_log_probs old_values old_intrinsic_values advantages returns intrinsic_returns"
 Batch = namedtuple("Batch", FIELDS)
 
 
 class CuriousBuffer:
-    """One rollout with two kinds of rewards, time-major (T, N, …), in host memory; observations of uint8 stay uint8.
+    """One rollout with two kinds of rewards, time-major (T, N, …); observations of uint8 stay uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
 
@@ -388,7 +388,7 @@ class CuriousBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between. (Only intrinsic returns look one row further there.)
+    whether or not an episode ended in between. Only intrinsic returns skip row 2: see compute_intrinsic_gae.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -397,10 +397,10 @@ class CuriousBuffer:
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
         self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: what the last step led to
-        self.next_obs = self.obs[1:]  # a view: what the step of each row led to
+        self.next_obs = self.obs[1:]  # a view of obs: what the step of each row led to
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
-        self.intrinsic_rewards = torch.zeros(T, N)  # set after each rollout
+        self.intrinsic_rewards = torch.zeros(T, N)  # from RND.rewards, after each rollout
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
@@ -434,7 +434,7 @@ class CuriousBuffer:
         return log_probs.view(T, N), values, intrinsic_values
 
     def compute_advantages(self, log_probs, values, intrinsic_values, args):
-        """Set advantages and both kinds of returns, (T, N), and what else minibatches hold.
+        """Set what else Batch names, each (T, N), and `played`.
 
         log_probs (T, N) and both critics' values (T + 1, N) are those of the agent that has just played.
         """
@@ -465,9 +465,9 @@ class CuriousBuffer:
             yield Batch(**{name: field[rows] for name, field in fields.items()})
 
     def figures(self):
-        """What to log of a rollout, a dict. explained_variance = 1 - Var(R - V) / Var(R), R being extrinsic returns.
+        """A dict of figures to log: the mean intrinsic reward and, for extrinsic returns R, explained_variance.
 
-        It is 1 if the critic foresaw all returns, 0 if it was no better than a constant.
+        1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant.
         """
         returns = self.returns[self.played]
         errors = returns - self.old_values[self.played]
@@ -504,7 +504,7 @@ def approximate_kl(log_ratios):
 
 
 def curious_loss(agent, batch, args):
-    """PPO's loss of a Batch, with both critics', to be minimised, and a dict of figures to log."""
+    """The loss of a Batch, that of both critics included, to be minimised, and a dict of figures to log."""
     log_probs, entropies, values, intrinsic_values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
@@ -532,7 +532,7 @@ def train(args):
     """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
-    rnd = make_rnd(args, envs, agent.device)  # plays at random, to begin its statistics of observations (section 2.4)
+    rnd = make_rnd(args, envs, agent.device)  # plays at random first, for its statistics of observations (section 2.4)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     optimizer.add_param_group({"params": rnd.predictor.parameters(), "lr": args.predictor_learning_rate, "eps": 1e-8})
     run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd)  # with --resume, it loads a checkpoint into these
@@ -540,12 +540,12 @@ def train(args):
     while not run.is_finished():
         if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # whose episode has just ended: the next step only resets it
+            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
             buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
 
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
         for t in range(args.num_steps):
             buffer.obs[t] = obs
             buffer.reset_rows[t] = ended
@@ -555,14 +555,14 @@ def train(args):
             ended = buffer.terminated[t] | buffer.truncated[t]
         buffer.obs[-1] = obs
         ends = buffer.terminated | buffer.truncated
-        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step; not for reset rows
+        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step, notes the true returns
         if args.clip_reward:
             buffer.rewards = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
         buffer.intrinsic_rewards = rnd.rewards(buffer.next_obs, buffer.reset_rows, args)  # before the predictor learns
-        log_probs, values, intrinsic_values = buffer.log_probs_and_values(agent)  # of the whole rollout at once
+        log_probs, values, intrinsic_values = buffer.log_probs_and_values(agent)  # of the agent that has just played
         buffer.compute_advantages(log_probs, values, intrinsic_values, args)
         run.log(learning_rate=optimizer.param_groups[0]["lr"], **buffer.figures())
 
@@ -571,8 +571,8 @@ def train(args):
                 loss, figures = curious_loss(agent, batch, args)
                 predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
                 optimizer.zero_grad()
-                (loss + predictor_loss).backward()  # they share no weights
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # the predictor's are not clipped
+                (loss + predictor_loss).backward()  # in one call, though they share no weights
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # not the predictor's gradients
                 optimizer.step()
                 run.log(**figures, predictor_loss=predictor_loss.detach())
             if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
@@ -580,7 +580,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now; algorithm 1 does it before learning
+        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now (algorithm 1: before learning)
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
@@ -592,19 +592,19 @@ RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"gamma": (0, 1), "intrinsic_gamma": (0, 1), "gae_lambda": (0, 1)}
 RANGES |= {"predictor_share": (1e-6, 1)} | dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "predictor's error", "entropy": "policy's entropy"}
-EXPLORES = False  # training episodes show how good the agent is: stop_at_return goes by them, not by evaluations
+EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins. (A run ends with the rollout that reaches its total.)
+# Settings that learn, per environment; flags win over them. A run ends with the rollout that reaches its total.
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": MULTI_ROOM,  # confirmed: benchmarks/results/ppo_rnd_multiroom.json
-    # ppo.py's settings; one seed: where rewards are frequent, curiosity does no harm
+    # ppo.py's settings, tried with one seed: where rewards are frequent, curiosity does no harm
     "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
                     "intrinsic_gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000},
 }  # fmt: skip
@@ -660,7 +660,7 @@ class NatureCNN(nn.Module):
 
 
 def feature_network(observation_space, extra_layers):
-    """Features (B, 128; the paper: 512) of normalised observations (B, …): a CNN or a linear layer comes first."""
+    """A network from normalised observations (B, …) to 128 features (the paper's code: 512), with a CNN for images."""
     if is_image(observation_space):
         size = 512
         layers = [NatureCNN(observation_space.shape)]
@@ -762,9 +762,9 @@ def make_agent(args, envs):
 
 
 def make_rnd(args, envs, device):
-    """An RND whose predictor is untrained, and whose statistics of observations begin with random play in `envs`.
+    """An untrained RND, whose statistics of observations begin with random play in `envs`.
 
-    Its steps and episodes are not counted. A resumed run plays like this too, then loads its checkpoint's statistics.
+    These steps are not counted. A resumed run takes them too, and then loads the statistics of its checkpoint.
     """
     rnd = RND(envs.single_observation_space, args.num_envs, device)
     envs.action_space.seed(args.seed)

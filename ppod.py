@@ -7,16 +7,17 @@
 # ///
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
-Where rewards are so sparse that chance never finds one, PPO learns nothing. One demonstration is enough to begin with:
-at the end of each episode or replay a slot of the vector environment draws what comes next,
+Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays demonstrations; one is
+enough to begin with. At the end of each episode or replay, a slot of the vector environment draws what it shows next:
 
-    a replay of a reward demo with probability rho, of value demo i with phi v_i^alpha / sum_j v_j^alpha,
-    v_i = max_t V(s_t), else the environment                                        (arXiv 2007.03328, section 3)
+    with probability rho                                  a reward demo,
+    with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
+    else                                                  its environment         (arXiv 2007.03328, section 3)
 
-A replay streams its stored steps into the rollout; the current critic values them, and their log-probability counts as
-log 1 = 0 (discrete actions). The ratio of PPO is then pi <= 1: what turned out better than expected is imitated without
-a clip, if weakly while pi is small. The agent's own episodes become reward demos if their return is good enough, value
-demos if the critic thinks highly of some state in them; new reward demos shift probability from phi to rho. Everything
+A replay copies a demo's steps into the rollout. The current critic gives their values; their old log-probability is
+log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits steps that were better than expected, but
+they weigh little while pi is small. The agent's own episodes become reward demos if their return is good, or value
+demos if the critic gave some state in them a high value. Each new reward demo moves probability from phi to rho. All
 else is PPO, with or without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
@@ -55,26 +56,26 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has other defaults for some environments, also for the default one."""
+    """Every flag and its default. For some environments, DoorKey included, TUNED (below) overrides these."""
 
     # demonstrations
-    rho: float = 0.1  # probability that the next episode is a replay of a reward demo
-    phi: float = 0.3  # probability that it is a replay of a value demo
-    alpha: float = 10.0  # exponent of the value demos' priorities; 0 draws them uniformly
-    # a new reward demo moves phi / N from phi to rho; N: room for value demos, or how many there are now
+    rho: float = 0.1  # probability that a slot replays a reward demo next
+    phi: float = 0.3  # probability that a slot replays a value demo next
+    alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
+    # each new reward demo moves phi / N from phi to rho; N: room for value demos (capacity), or their number (current)
     anneal_by: Literal["capacity", "current"] = "capacity"
-    demo_capacity: int = 51  # demos in both lists together
-    initial_reward_threshold: float | None = None  # least return of a reward demo; None: the demos' lowest, but above 0
-    initial_human_demos_dir: str | None = None  # folder of demos that are never dropped
-    initial_agent_demos_dir: str | None = None  # folder of demos that may be dropped
-    supplementary_demos_dir: str | None = None  # folder that is watched: each new file becomes an agent demo
-    target_agent_demos_dir: str | None = None  # folder in which the agent's best demos are saved
-    num_agent_demos_to_save: int = 10  # as many reward demos, and as many value demos
-    save_demos_every: int = 10  # rollouts between saves
+    demo_capacity: int = 51  # greatest number of demos, reward and value demos together
+    initial_reward_threshold: float | None = None  # least return for a reward demo; None: the demos' lowest, if above 0
+    initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
+    initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
+    supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo that may be dropped
+    target_agent_demos_dir: str | None = None  # folder in which the best demos (except human ones) are saved
+    num_agent_demos_to_save: int = 10  # at most so many reward demos and so many value demos are saved
+    save_demos_every: int = 10  # rollouts between these saves
     # PPO
     recurrent: bool = True  # a GRU between trunk and heads; without it the agent has no memory
     gru_size: int = 128  # units of the GRU
-    chunk_length: int = 32  # steps that gradients flow back through the GRU
+    chunk_length: int = 32  # steps over which gradients flow back through the GRU
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 8  # environments played side by side
@@ -90,24 +91,24 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # end a rollout's epochs after one whose last minibatch has approx_kl above this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns stay unclipped
-    sample_actions: bool = False  # evaluations draw actions: with no memory, the likeliest ones may go round in circles
+    sample_actions: bool = False  # draw actions in evaluations, too: without memory, the likeliest may go in circles
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order; without a dot: a class of this script
     max_episode_steps: int | None = None  # truncate episodes after this many steps
-    max_episode_return: float = math.inf  # truncate episodes whose return reaches this (inf, not None: see draw_next)
+    max_episode_return: float = math.inf  # truncate episodes whose return reaches this; inf: never (see draw_next)
     total_timesteps: int = 500_000  # environment steps to train for (neither resets nor replays count)
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 5  # episodes of an evaluation, with the likeliest actions; few, for failures are long
+    eval_episodes: int = 5  # episodes of an evaluation, on separate environments; few, because failures are long
     capture_video: bool = False  # film an episode at each evaluation
     checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
     resume: str | None = None  # run folder to continue
@@ -150,14 +151,14 @@ def gaussian(mean, actions, log_std):
 
 
 class RecurrentAgent(nn.Module):
-    """Actor and critic: two linear heads on one trunk, an MLP and, unless feed-forward, a GRU (arXiv 1406.1078).
+    """Actor and critic: two linear layers on a shared trunk, an MLP and, if recurrent, a GRU (arXiv 1406.1078).
 
     A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has
     several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
     column for each factor or dimension. A grid such as MiniGrid's goes through GridPatches first.
 
-    Sequences are (L, B, …): L steps in time, B of them side by side. The GRU's state runs on from step to step; after a
-    reset row (see SequenceBuffer) it begins at zero, with an episode or a replay.
+    Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from step to step. After
+    a reset row (see SequenceBuffer) an episode or a replay begins, so the state is zero again.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -167,7 +168,7 @@ class RecurrentAgent(nn.Module):
         self.continuous = isinstance(action_space, spaces.Box)
         self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
         self.state_size = args.gru_size if args.recurrent else 0
-        self.chunk_length = args.chunk_length if args.recurrent else 1  # single rows: nothing goes back in time
+        self.chunk_length = args.chunk_length if args.recurrent else 1  # without a GRU a chunk is one row
         outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
         self.patches = GridPatches(observation_space.shape) if len(observation_space.shape) == 3 else None
@@ -205,9 +206,9 @@ class RecurrentAgent(nn.Module):
         return self.trunk(obs if self.obs_stats is None else self.obs_stats(obs))
 
     def features(self, obs, reset_rows, state):
-        """What the heads see of sequences, (L, B, F), and the GRU's states after each step, (L, B, gru_size).
+        """(features (L, B, F), the input of actor and critic; the GRU's states (L, B, gru_size) after each step).
 
-        obs is (L, B, …), reset_rows (L, B), and state (B, gru_size) that before the first step.
+        obs is (L, B, …), reset_rows is (L, B), and state (B, gru_size) is the GRU's state before the first step.
         """
         x = self.trunk_output(obs.flatten(0, 1)).unflatten(0, reset_rows.shape)
         if self.gru is None:
@@ -217,15 +218,12 @@ class RecurrentAgent(nn.Module):
         for t in range(len(obs)):
             state = self.gru(x[t], state)
             features.append(state)
-            state = state * ~reset_rows[t, :, None]  # after a reset row the next row begins an episode
+            state = state * ~reset_rows[t, :, None]  # after a reset row an episode or a replay begins
             states.append(state)
         return torch.stack(features), torch.stack(states)
 
     def forward(self, obs, reset_rows, actions, state):
-        """(log-probs, entropies, values), each (L, B), and GRU states after each step, for sequences as in `features`.
-
-        actions are (L, B, D).
-        """
+        """(log-probs, entropies, values), each (L, B), and GRU states: see `features`. actions are (L, B, D)."""
         features, states = self.features(obs, reset_rows, state)
         output = self.actor(features).flatten(0, 1)
         if self.continuous:
@@ -236,10 +234,10 @@ class RecurrentAgent(nn.Module):
         return log_probs.view_as(values), entropies.view_as(values), values, states
 
     def certain_log_prob(self):
-        """log mu of a replayed action, mu being the probability that it was chosen with: PPO+D sets mu = 1, log mu = 0.
+        """log mu of a replayed action; mu, the probability with which it was chosen, is 1 in PPO+D, so log mu = 0.
 
-        Continuous actions, which the paper does not have, have densities: there mu is the density at the mean of a
-        Gaussian with our present std. So pi/mu <= 1 at first, as for discrete actions.
+        A continuous action (not in the paper) has a density instead: mu is then the present policy's density at its own
+        mean, where it is highest. So pi/mu <= 1 at first, as for discrete actions.
         """
         if not self.continuous:
             return 0.0
@@ -271,18 +269,15 @@ class RecurrentAgent(nn.Module):
         return actions.cpu().numpy(), states[0]
 
     def begin_episodes(self, episodes):
-        """Forget all that `act` remembers: evaluations call this before they begin. Draws begin anew as well."""
+        """Set the GRU's state for `act` to zero, and seed its draws anew: evaluations call this before they begin."""
         self.state = torch.zeros(episodes, self.state_size, device=self.device)
         self.rng = np.random.default_rng(self.args.seed)
 
     def act(self, obs):
-        """What the policy does in evaluations, as the environment takes it; it remembers the GRU's state.
-
-        These are the likeliest actions or, with --sample-actions, draws.
-        """
+        """The likeliest actions, or draws if sample_actions, as the environment takes them. Keeps the GRU's state."""
         if len(obs) != len(self.state):
             self.begin_episodes(len(obs))
-        no_reset_rows = np.zeros(len(obs), bool)  # an evaluation counts nothing after an episode's end
+        no_reset_rows = np.zeros(len(obs), bool)  # evaluations ignore what comes after an episode's end
         noise = self.draw_noise(self.rng, 1, len(obs))[0] if self.args.sample_actions else 0
         actions, self.state = self.sample(obs, no_reset_rows, self.state, noise)
         return to_env(actions, self.action_space)
@@ -309,23 +304,23 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Chunks of L steps, (L, B, …). The GRU begins a chunk at states[0], its state there in the rollout. All but reset rows
-# are trained on. The loss compares the present log-probs and values with the old ones.
+# B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there in the rollout. All
+# rows but reset rows are trained on. old: of the agent that played the rollout; for replays see certain_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
 
 class SequenceBuffer:
-    """One rollout of N slots, time-major (T, N, …), real episodes and replays alike; it is cut into chunks for the GRU.
+    """One rollout of N slots, time-major (T, N, …): real episodes and replays. It is cut into chunks for the GRU.
 
-        row  observation          reward  terminated  truncated  reset row  replayed
-         0   last of the demo     r       no          yes        no         yes
-         1   final one, of demo   0       no          no         yes        no
-         2   s0 of an episode     r0      no          no         no         no
+        row  observation           reward  terminated  truncated  reset row  replayed
+         0   demo, its last step   r       no          yes        no         yes
+         1   demo, the final one   0       no          no         yes        no
+         2   s0 of an episode      r0      no          no         no         no
 
-    A slot replays the last step of a demo, then shows its environment. Row 1 is a reset row and never trained on, but
-    it holds the demo's final observation: after truncation, the value of that stands for the rest. The row after a real
-    episode's end is a reset row as well: in it the environment resets itself.
+    Here a slot replays the last step of a demo, then shows its environment. Row 1 is a reset row: it is never trained
+    on, and in it the slot draws what comes next. It holds the demo's final observation, whose value stands for the rest
+    after a truncation. The row after a real episode's end is a reset row, too: in it the environment resets itself.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -340,11 +335,11 @@ class SequenceBuffer:
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
         self.demo_ids = np.zeros((T, N), np.int64)  # which demo a row replays; 0: none
-        self.state = torch.zeros(N, 0)  # of the GRU, (N, gru_size), before row 0
+        self.state = torch.zeros(N, 0)  # the GRU's (N, gru_size) before row 0, set by `train`
         self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
 
     def transform_rewards(self, stats, args):
-        """Replace rewards by what is learnt from: with clip_reward by their signs, with normalize_reward scaled."""
+        """Change the rewards that are learnt from: to their signs if clip_reward, scaled if normalize_reward."""
         if args.clip_reward:
             self.rewards = np.sign(self.rewards)
         if args.normalize_reward:
@@ -367,21 +362,21 @@ class SequenceBuffer:
     def log_probs_and_values(self, agent):
         """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now.
 
-        The log-probs of replayed rows are those of an action taken with certainty, as if by a demonstrator, even where
-        the agent itself once drew it. Sets `states` (T, N, gru_size), those of the GRU before each row.
+        In replayed rows the log-prob is certain_log_prob(), even if the demo is one of the agent's own episodes. Also
+        sets `replayed` (T, N), and `states` (T, N, gru_size): the GRU's states before each row.
         """
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
         self.replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
-        log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D's trick: what is replayed counts as certain
-        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # no feature depends on reset_rows[-1]
+        log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
+        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # reset_rows[-1] has no effect here
         self.states = torch.cat([self.state[None], states[:-1]])
         return log_probs, torch.cat([values, agent.critic(last_features).squeeze(2)])
 
     def compute_advantages(self, log_probs, values, args):
-        """Set what the minibatches hold, each (T, N): log_probs and values are those of log_probs_and_values."""
+        """Set what else Sequences names, each (T, N); log_probs and values are as from log_probs_and_values."""
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
         truncated = torch.as_tensor(self.truncated, device=values.device)
@@ -391,7 +386,7 @@ class SequenceBuffer:
         self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
 
     def chunks(self, x, length):
-        """(T, N, …) -> (L, N T / L, …): chunks of L steps side by side, those of a slot in a row."""
+        """(T, N, …) -> (L, N T / L, …): chunks of L steps side by side, those of a slot next to each other."""
         x = torch.as_tensor(x[: len(self.rewards)], device=self.advantages.device)
         return x.unflatten(0, (-1, length)).movedim(0, 2).flatten(1, 2)
 
@@ -417,14 +412,14 @@ class SequenceBuffer:
 class Demo:
     """A trajectory that slots of the vector environment can replay."""
 
-    obs: np.ndarray  # (T + 1, …), the last of which is the final observation
-    actions: np.ndarray  # (T, D), as the agent has them
-    rewards: np.ndarray  # (T,), raw
-    terminated: bool  # whether the episode ended with the last row; if not, it was truncated there
-    total: float  # return of the whole episode, of which this may be the beginning
-    human: bool = False  # never dropped
-    max_value: float = 0.0  # highest value of its states: when added, of the whole episode; later, of its last replay
-    id: int = 0  # given by PPODBuffer
+    obs: np.ndarray  # (T + 1, …); the last one is the final observation
+    actions: np.ndarray  # (T, D), in the agent's form: see to_env
+    rewards: np.ndarray  # (T,), neither clipped nor scaled
+    terminated: bool  # whether the last step terminated; if not, it counts as truncated
+    total: float  # return of the whole episode, of which the demo may be only the beginning
+    human: bool = False  # whether it is never dropped
+    max_value: float = 0.0  # highest V of its states: at first that in the whole episode, later that in its last replay
+    id: int = 0  # PPODBuffer.add gives it one, from 1 up
 
     def arrays(self, convert):
         """Its arrays by name, converted by a function: a checkpoint holds them as tensors."""
@@ -432,11 +427,11 @@ class Demo:
 
 
 def as_demo(obs, actions, rewards, terminated, max_value=0.0):
-    """The Demo that an episode becomes, given as Demo's fields of its T steps.
+    """The Demo that an episode becomes; the arguments are Demo's fields for all of the episode.
 
-    What follows the last positive reward is cut off, penalties too (it is meant for sparse rewards that are never
-    negative); the demo then ends truncated. An episode without any is kept whole. The return and the highest value are
-    those of the whole episode all the same.
+    What follows the last positive reward is cut off, penalties too (this is meant for sparse rewards that are never
+    negative); the demo then counts as truncated. An episode without a positive reward is kept whole. `total` and
+    `max_value` are always those of the whole episode.
     """
     length = len(rewards)
     if (rewards > 0).any():
@@ -450,8 +445,8 @@ def as_demo(obs, actions, rewards, terminated, max_value=0.0):
 def replay_probabilities(max_values, alpha):
     """p_i = v_i^alpha / sum_j v_j^alpha (arXiv 2007.03328, section 3) over the highest values v of value demos.
 
-    Where some v is negative, all are counted from the lowest; if all are zero then, all demos are equally likely. So p
-    is finite, not negative, and never lower for a higher value.
+    If some v is negative, the lowest is first subtracted from all. If all are zero then, all demos are equally likely.
+    So p is finite, not negative, and never lower for a higher value.
     """
     v = np.asarray(max_values, np.float64)
     if v.min() < 0:
@@ -465,9 +460,9 @@ def replay_probabilities(max_values, alpha):
 class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
-    Reward demos come from outside, or are the agent's episodes with a good return. Value demos are its other episodes:
-    those in which the critic gave some state the highest values. While there are value demos, each new reward demo
-    raises rho and lowers phi by as much.
+    Reward demos come from files, or are the agent's episodes with a good return. Value demos are other episodes of
+    the agent: those in which the critic gave some state a high value. While there are value demos, each new reward demo
+    raises rho and lowers phi by the same amount.
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -475,22 +470,22 @@ class PPODBuffer:
         self.spaces = observation_space, action_space
         self.reward_demos = []
         self.value_demos = []
-        self.value_capacity = args.demo_capacity  # room for value demos; make_demo_buffer takes off the initial demos
+        self.value_capacity = args.demo_capacity  # room for value demos: make_demo_buffer subtracts the initial demos
         self.rho = args.rho
         self.phi = args.phi
         self.reward_threshold = args.initial_reward_threshold  # None: any return above 0 is good
         self.last_id = 0
-        self.seen = {}  # files of supplementary_demos_dir: name -> when it was last changed
+        self.seen = {}  # file in supplementary_demos_dir -> when it was last changed
         self.rollouts = 0
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
-        self.needs_reset = np.zeros(num_envs, bool)  # whether its environment ran on unseen during a replay
-        # What each slot has shown of the episode or replay under way: (obs, actions, rewards, values), in parts.
+        self.needs_reset = np.zeros(num_envs, bool)  # whether its environment must be reset before it is shown
+        # What each slot has shown of the episode or replay under way: for each rollout (obs, actions, rewards, values).
         self.episodes = [[] for _ in range(num_envs)]
 
     def sample_demo(self, rng):
-        """The Demo to replay next, or None: the environment, also where the list that was drawn is empty."""
+        """Draw the Demo to replay next, or None for the environment. If the list that was drawn is empty: None."""
         u = rng.random()
         if u < self.rho and self.reward_demos:
             return self.reward_demos[rng.integers(len(self.reward_demos))]
@@ -500,9 +495,9 @@ class PPODBuffer:
         return None
 
     def restart(self, envs, obs, rng):
-        """Forget all episodes and replays under way; `obs` are those of new environments. Returns what the slots show.
+        """Begin anew with the first observations `obs` of new environments. Returns what the slots show first.
 
-        The first slot shows its environment: with replays only, run.step would not move, and `train` would restart.
+        Slot 0 shows its environment: if all slots replayed, run.step would stand still, and `train` would restart.
         """
         self.replays[0] = None
         self.needs_reset[:] = False
@@ -510,7 +505,11 @@ class PPODBuffer:
         return self.draw_next(envs, np.arange(len(obs)) > 0, obs, rng)
 
     def draw_next(self, envs, reset_rows, next_obs, rng):
-        """Let slots in a reset row draw what comes next. Returns next_obs (N, …) with its first observations."""
+        """Let each slot in a reset row draw what it shows next; return next_obs (N, …) with its first observation.
+
+        A demo's is demo.obs[0]. After a real episode, an environment's is already in next_obs: autoreset has put it
+        there. After a replay it is not: the environment has run on unseen (see insert_replays), so it is reset here.
+        """
         next_obs = next_obs.copy()
         to_reset = np.zeros(len(reset_rows), bool)
         for i in np.flatnonzero(reset_rows):
@@ -521,19 +520,20 @@ class PPODBuffer:
                 to_reset[i] = self.needs_reset[i]
             else:
                 next_obs[i] = demo.obs[0]
-                self.needs_reset[i] = True
+                self.needs_reset[i] = True  # from here on its environment steps unseen
         if to_reset.any():
-            # CartPole's own vector version could not reset single ones; the wrapper of max_episode_return rules it out.
+            # CartPole's own vector version would reset all environments. But max_episode_return is not None, so
+            # make_envs always adds a wrapper and makes a SyncVectorEnv.
             first_obs, _ = envs.reset(options={"reset_mask": to_reset})
             next_obs[to_reset] = first_obs[to_reset]
             self.needs_reset[to_reset] = False
         return next_obs
 
     def insert_replays(self, envs, buffer, t, next_obs, rng):
-        """Overwrite row t of slots that replay by their demo's step. Returns next_obs (N, …), which go into row t + 1.
+        """After the environments' step t: where a slot replays, overwrite row t with its demo's step.
 
-        Their environments step as well, unseen. A reset row has neither a reward nor an end: in it a slot draws what it
-        shows next.
+        The environment of such a slot has stepped as well, unseen: what it returned is lost. A reset row has neither a
+        reward nor an end; in it a slot draws what it shows next. Returns next_obs (N, …), which also go into row t + 1.
         """
         reset_rows = buffer.reset_rows[t]
         buffer.rewards[t, reset_rows] = 0
@@ -561,8 +561,7 @@ class PPODBuffer:
     def track_potential_demos(self, buffer, values):
         """Look at all episodes and replays that ended in a SequenceBuffer with these values (T + 1, N).
 
-        A real episode is a candidate. A value demo that was replayed gets the highest value that the critic gave it
-        this time.
+        A real episode may become a demo. A replayed value demo gets a new max_value: the highest value in this replay.
         """
         values = values.cpu().numpy()
         ends = buffer.terminated | buffer.truncated
@@ -574,7 +573,7 @@ class PPODBuffer:
                     self.finish_episode(i, buffer, rows[-1])
 
     def finish_episode(self, i, buffer, t):
-        """What slot i has shown ended in row t: take an episode as a candidate, a replay for its new highest value."""
+        """Slot i's episode or replay ended in row t: an episode may become a demo, a replay updates max_value."""
         obs, actions, rewards, values = [np.concatenate(parts) for parts in zip(*self.episodes[i])]
         self.episodes[i].clear()
         if buffer.demo_ids[t, i] == 0:
@@ -588,8 +587,7 @@ class PPODBuffer:
     def consider(self, demo):
         """Take an episode of the agent as a reward demo, as a value demo, or not at all.
 
-        It is a value demo if there is room, or if the critic thought more highly of a state in it than of any in the
-        lowest value demo.
+        It becomes a value demo if there is room, or if its max_value is above the lowest, which is then dropped.
         """
         if is_good(demo.total, self.reward_threshold):
             self.add_reward_demo(demo)
@@ -600,16 +598,16 @@ class PPODBuffer:
             self.check_demo_buffer_capacity()
 
     def add_reward_demo(self, demo):
-        """A new reward demo: anneal, make room, and raise the threshold to the lowest return in the list."""
+        """Add a reward demo; then anneal, make room, and raise the threshold to the lowest return in the list."""
         self.add(self.reward_demos, demo)
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
-        if lowest > (self.reward_threshold or 0):  # it never falls; without the flag it is above 0
+        if lowest > (self.reward_threshold or 0):  # never falls; without the flag, always above 0
             self.reward_threshold = lowest
 
     def add(self, demo_list, demo):
-        """Append the Demo to one of the lists, under an id of its own."""
+        """Append the Demo to one of the lists, with a new id."""
         self.last_id += 1
         demo.id = self.last_id
         demo_list.append(demo)
@@ -617,7 +615,7 @@ class PPODBuffer:
     def anneal_parameters(self):
         """For a new reward demo, move phi_0 / |D_V| of probability from phi to rho, if there are value demos.
 
-        |D_V| is how many value demos there was room for at the start, or with --anneal-by current how many there are.
+        |D_V| is the number of value demos: how many there was room for at first, or are now (--anneal-by current).
         """
         if not self.value_demos:
             return
@@ -627,7 +625,7 @@ class PPODBuffer:
         self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
-        """Drop what exceeds the capacity: the lowest value demos first, then the longest reward demo of an agent."""
+        """Drop what exceeds the capacity: value demos of lowest max_value, then the longest non-human reward demos."""
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
             from_agents = [demo for demo in self.reward_demos if not demo.human]
             if self.value_demos:
@@ -638,7 +636,7 @@ class PPODBuffer:
                 break
 
     def load_supplementary_demos(self):
-        """Take each new or changed file in the folder that is watched as an agent's demo; a line warns of a bad one."""
+        """Add each new or changed file in supplementary_demos_dir as a reward demo; print a warning if it is bad."""
         folder = self.args.supplementary_demos_dir
         for path in sorted(Path(folder).glob("*.npz")) if folder else []:
             changed = path.stat().st_mtime_ns
@@ -653,7 +651,7 @@ class PPODBuffer:
     def save_demos(self, is_finished):
         """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
-        Its subfolders `reward` and `value` hold those of the agent's own, the best as 0.npz.
+        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human demos are left out.
         """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
@@ -667,7 +665,7 @@ class PPODBuffer:
                 save_demo(Path(self.args.target_agent_demos_dir, name, f"{rank}.npz"), demo, self.args, self.spaces[1])
 
     def figures(self, step):
-        """What to log about the demos after so many environment steps."""
+        """A dict of figures to log about the demos; `step` is run.step."""
         threshold = math.nan if self.reward_threshold is None else self.reward_threshold
         figures = {"reward_demos": len(self.reward_demos), "value_demos": len(self.value_demos), "rho": self.rho}
         return figures | {"phi": self.phi, "reward_threshold": threshold, "training_rows": step + self.replayed_rows}
@@ -675,7 +673,7 @@ class PPODBuffer:
     LASTING = "rho phi value_capacity reward_threshold last_id seen rollouts replayed_rows".split()
 
     def state_dict(self):
-        """All that outlives episodes, as tensors and plain types, for a checkpoint."""
+        """For a checkpoint, as tensors and plain types: all but episodes and replays under way, which begin anew."""
         state = {name: getattr(self, name) for name in self.LASTING}
         for name in ("reward_demos", "value_demos"):
             state[name] = [vars(demo) | demo.arrays(torch.as_tensor) for demo in getattr(self, name)]
@@ -694,7 +692,7 @@ def is_good(total, threshold):
     """Whether an episode of this return becomes a reward demo; without a threshold the return must be positive."""
     if threshold is None:
         return total > 0
-    return total >= threshold - 1e-6 * max(1, abs(threshold))  # a sum of float32 may be a little less than is meant
+    return total >= threshold - 1e-6 * max(1, abs(threshold))  # rounding of float32 may make a sum a little too low
 
 
 # --------------------------------------------------------------------------------------------------------- losses
@@ -725,11 +723,11 @@ def approximate_kl(log_ratios):
 
 
 def sequence_loss(agent, batch, args):
-    """PPO's loss of Sequences, to be minimised, and a dict of figures to log. Reset rows count for nothing.
+    """The loss of Sequences, without their reset rows, to be minimised, and a dict of figures to log.
 
     In replayed rows the ratio is pi/mu (see certain_log_prob), with mu = 1 for discrete actions. So A > 0 is never
-    clipped, and A < 0 counts only while pi > 1 - eps. This ratio does not tell how far the policy has moved: approx_kl
-    and clip_fraction leave these rows out.
+    clipped, and A < 0 has a gradient only while pi > 1 - eps. This ratio does not tell how far the policy has moved,
+    so approx_kl and clip_fraction leave these rows out.
     """
     log_probs, entropies, values, _ = agent(batch.obs, batch.reset_rows, batch.actions, batch.states[0])
     trained = ~batch.reset_rows
@@ -769,7 +767,7 @@ def train(args):
         if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
             envs, obs, rng = run.new_envs()
             obs = demos.restart(envs, obs, rng)
-            ended = np.zeros(args.num_envs, bool)  # where a slot's episode or replay has, its next row is a reset row
+            ended = np.zeros(args.num_envs, bool)  # slots whose next row is a reset row
             state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
             buffer = SequenceBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
         if args.anneal_lr:
@@ -777,19 +775,19 @@ def train(args):
 
         demos.load_supplementary_demos()
         buffer.state = state
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
         buffer.obs[0] = obs
         for t in range(args.num_steps):
             buffer.reset_rows[t] = ended
             buffer.actions[t], state = agent.sample(obs, ended, state, noise[t])
             actions = to_env(buffer.actions[t], agent.action_space)
             obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(actions)
-            obs = demos.insert_replays(envs, buffer, t, obs, rng)  # in place of what these slots' environments did
+            obs = demos.insert_replays(envs, buffer, t, obs, rng)  # overwrites row t of slots that replay
             ended = buffer.terminated[t] | buffer.truncated[t]
-        real = ~buffer.reset_rows & (buffer.demo_ids == 0)  # neither replays nor reset rows count
+        real = ~buffer.reset_rows & (buffer.demo_ids == 0)  # run.count leaves out replays and reset rows
         run.count(buffer.obs, buffer.rewards * real, (buffer.terminated | buffer.truncated) & real, ~real)
 
-        log_probs, values = buffer.log_probs_and_values(agent)  # of the whole rollout at once: no weight has changed
+        log_probs, values = buffer.log_probs_and_values(agent)  # replayed actions count as certain
         demos.track_potential_demos(buffer, values)  # before rewards are scaled: demos keep them raw
         buffer.transform_rewards(agent.return_stats, args)
         buffer.compute_advantages(log_probs, values, args)
@@ -822,15 +820,15 @@ RANGES = {"num_steps": (2, 1e15)} | dict.fromkeys(LEAST_1, (1, 1e15))
 RANGES |= dict.fromkeys("gamma gae_lambda rho phi".split(), (0, 1))
 RANGES |= dict.fromkeys("stop_at_return max_episode_return initial_reward_threshold".split(), (-1e15, math.inf))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # training episodes show how good the agent is: stop_at_return goes by them, not by evaluations
+EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment. What the user gives wins. docs/ppod.md has the evidence for them.
+# Settings that learn, per environment; flags win over them. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": {
@@ -838,14 +836,14 @@ TUNED = {
         "max_episode_steps": 2560, "sample_actions": True, "rho": 0.1, "phi": 0.3, "num_envs": 16, "recurrent": False,
         "hidden_sizes": (128,), "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3, "gae_lambda": 0.97,
         "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000, "stop_at_return": 0.94,
-        "eval_every": 100_000,  # while it fails, an evaluation is 12,800 steps
+        "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": {
         "wrappers": ("GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"), "rho": 0.3, "phi": 0.0,
         "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True, "learning_rate": 1e-3,
         "total_timesteps": 200_000,
     },
-    # without demonstrations: where rewards are frequent, replays of the agent's own episodes do no harm; one seed
+    # without demonstrations, tried with one seed: where rewards are frequent, replays of own episodes do no harm
     "CartPole-v1": {
         "num_envs": 32, "num_steps": 64, "num_minibatches": 8, "hidden_sizes": (64, 64), "recurrent": False,
         "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000,
@@ -889,8 +887,8 @@ def is_image(space):
 class GridPatches(nn.Module):
     """Features of all 3 x 3 patches of a grid: (B, width, height, channels) -> (B, outputs).
 
-    One set of weights for the whole view: what a key means does not depend on where it is seen. One demonstration shows
-    the agent few of these places.
+    The whole view shares one set of weights, because a key means the same wherever it is seen, and one demonstration
+    shows it in few places.
     """
 
     def __init__(self, shape, features=16):
@@ -916,7 +914,7 @@ def to_env(actions, space):
     """Actions (B, D) as the environment takes them: within the bounds of a Box, in the space's shape and type."""
     actions = actions.reshape(-1, *space.shape)
     if not isinstance(space, spaces.Box):
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may begin at another number
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
     actions = np.clip(actions, space.low, space.high)
     if np.issubdtype(space.dtype, np.integer):
         actions = np.rint(actions)
@@ -924,7 +922,7 @@ def to_env(actions, space):
 
 
 def from_env(actions, space):
-    """The environment's actions (T, …) as the agent has them, (T, D). ValueError if one is not in the space."""
+    """The inverse of to_env: (T, D) from the environment's actions (T, …). ValueError if one is not in the space."""
     if not all(action in space for action in actions):
         raise ValueError(f"an action is not in {space}")
     actions = actions.reshape(len(actions), math.prod(space.shape))
@@ -934,7 +932,7 @@ def from_env(actions, space):
 
 
 def demo_identity(args):
-    """What a demo has to agree with: the environment as its file names it."""
+    """What a demo's file says about its environment; read_demo accepts only the same."""
     return {"env_id": args.env_id, "env_kwargs": json.loads(args.env_kwargs), "wrappers": list(args.wrappers)}
 
 
@@ -972,7 +970,7 @@ def save_demo(path, demo, args, action_space):
 
 
 def make_demo_buffer(args, envs):
-    """A PPODBuffer that holds the demos in the folders that args name. UserError if one is bad, or too many are there.
+    """A PPODBuffer with the demos in the folders that args name. UserError if one is bad, or if there are too many.
 
     A run that is resumed from a checkpoint needs no folder: the checkpoint holds its demos.
     """
