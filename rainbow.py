@@ -608,8 +608,8 @@ ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps"
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
-                    "hidden_sizes": (128, 128), "v_min": 0.0, "v_max": 50.0, "total_timesteps": 50_000,
-                    "eval_every": 1_000, "stop_at_return": 495},
+                    "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200, "v_min": 0.0,
+                    "v_max": 50.0, "total_timesteps": 50_000, "eval_every": 1_000, "stop_at_return": 495},
     "LunarLander-v3": {"num_envs": 4, "train_frequency": 2, "batch_size": 64, "learning_rate": 6.3e-4, "gamma": 0.995,
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 150_000},
