@@ -224,8 +224,8 @@ class ReplayBuffer:
         s1                a1       r1      s2, the final one      yes         no
         s2                ignored  0       s0 of the next one     no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. That of a
-    truncated one bootstraps from next_obs, as any other does: so `truncated` is not stored.
+    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. All other
+    targets bootstrap from next_obs, those of truncated transitions too: so `truncated` is not stored.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
