@@ -128,6 +128,7 @@ def main():
     args = parser.parse_args()
     if not args.weeks and not args.tables:
         parser.error("name weeks, or give --tables")
+    args.folder.mkdir(parents=True, exist_ok=True)
     try:
         for week in args.weeks:
             run_sheet(f"week-{week}", args.folder.resolve())
