@@ -84,6 +84,7 @@ runpy.run_path("ppo.py", run_name="__main__")
 IMPORTED = "import os, sys, ppo; print(sorted({'matplotlib', 'moviepy'} & set(sys.modules)), os.listdir())"
 
 
+@pytest.mark.slow
 def test_copied_away_alone(script):
     """It runs where nothing but the file is, also without what Windows lacks, leaves a whole folder, and says where the
     curve lies and how to watch the agent, in words that can be pasted.
