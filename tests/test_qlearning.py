@@ -1,7 +1,6 @@
 """What qlearning.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
 
-Each test must also fail for each of the mistakes that stand above it in `catches`. What qlearning.py shares with
-ppo.py, the run section above all, is the same text there and has its tests in test_ppo.py and test_run.py.
+Each test must also fail for each of the mistakes above it in `catches`. test_run.py tests the run section.
 """
 
 import math
