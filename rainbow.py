@@ -609,18 +609,17 @@ TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200, "v_min": 0.0,
-                    "v_max": 50.0, "total_timesteps": 50_000, "eval_every": 1_000, "stop_at_return": 495},
+                    "v_max": 50.0, "total_timesteps": 50_000},
     "LunarLander-v3": {"num_envs": 4, "train_frequency": 2, "batch_size": 64, "learning_rate": 6.3e-4, "gamma": 0.995,
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 150_000},
+    "Acrobot-v1": {"num_envs": 8, "train_frequency": 1, "target_network_frequency": 250, "learning_starts": 200,
+                   "normalize_obs": True, "v_min": -100.0, "v_max": 0.0, "total_timesteps": 30_000},
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
                        "target_network_frequency": 600, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
                        "total_timesteps": 150_000},
-    # dqn.py's settings, with v_min and v_max; not confirmed here
-    "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "v_min": -100.0, "v_max": 0.0,
-                   "total_timesteps": 100_000},
     # the paper's settings, but 8 environments, a smaller buffer and fewer steps; not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
