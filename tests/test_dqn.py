@@ -57,42 +57,43 @@ def test_targets(script):
     "dqn_loss, the target network chooses: online_q = agent( -> online_q = target(",
     "dqn_loss, target of the state itself: target_q = target(batch.next_obs) -> target_q = target(batch.obs)",
     "dqn_loss, the targets are moved as well: with torch.no_grad(): -> if True:",
-    "dqn_loss, squared errors: huber_delta -> huber_delta * 1e9",
-    "dqn_loss, always Mnih's delta: delta=args.huber_delta -> delta=1.0",
+    "dqn_loss, squared errors: huber_loss -> mse_loss",
     "dqn_loss, mean of the targets logged: q.mean() -> targets.mean()",
 )
 def test_loss(script):
     """In state 0, Q = (0.5, 2). Three transitions, of which only the first does not end; gamma = 0.5. It leads to state
     1, where Q = (3, 1), Q' = (2, 4): y = 1 + 0.5 * 4 = 3 for DQN; for double DQN Q chooses action 0, 1 + 0.5 * 2 = 2.
 
-        action   y    e = y - Q            Huber loss            slope in Q: -e, clipped to ±1     delta = 2
-        0        2    1.5 (DQN: 2.5)       1.5 - 0.5 = 1 (2)     -1                                1.125       -1.5
-        1        5    3                    2.5                   -1                                2 (3 - 1)   -2
-        0        0    -0.5                 0.5 * 0.25 = 0.125    0.5    small errors are squared   0.125       0.5
+        action   y    e = y - Q            Huber loss            slope in Q: -e, clipped to ±1
+        0        2    1.5 (DQN: 2.5)       1.5 - 0.5 = 1 (2)     -1
+        1        5    3                    2.5                   -1
+        0        0    -0.5                 0.5 * 0.25 = 0.125    0.5       small errors weigh as squares
 
-    The loss is the mean, 3.625 / 3 (DQN: 4.625 / 3; delta = 2: 5.25 / 3), the slopes a third of these, and mean Q
-    (0.5 + 2 + 0.5) / 3 = 1.
+    The loss is the mean, 3.625 / 3 (4.625 / 3), the slopes a third of these, and mean Q (0.5 + 2 + 0.5) / 3 = 1.
     """
     states = torch.zeros(3, 1), torch.tensor([[0], [1], [0]]), torch.tensor([1.0, 5.0, 0.0])
     batch = script.Transitions(*states, torch.tensor([[1.0], [2.0], [2.0]]), torch.tensor([False, True, True]))
-    cases = (True, 1.0, 3.625, [-0.5, -1]), (False, 1.0, 4.625, [-0.5, -1]), (True, 2.0, 5.25, [-1, -2])
-    for double, delta, loss_times_3, slopes in cases:
+    for double, loss_times_3 in ((True, 3.625), (False, 4.625)):
         agent, target = Table([0.5, 2.0], [3.0, 1.0], [9.0, 9.0]), Table([7.0, 7.0], [2.0, 4.0], [8.0, 8.0])
-        loss, q = script.dqn_loss(agent, target, batch, script.Args(gamma=0.5, double=double, huber_delta=delta))
+        loss, q = script.dqn_loss(agent, target, batch, script.Args(gamma=0.5, double=double))
         loss.backward()
         close(loss, loss_times_3 / 3)
         close(q, 1)
-        close(agent.q.grad * 3, [slopes, [0, 0], [0, 0]])
+        close(agent.q.grad, [[-0.5 / 3, -1 / 3], [0, 0], [0, 0]])
         assert target.q.grad is None
 
 
-@catches("linear_schedule, goes on falling: max(0.0, 1 - step / duration) -> (1 - step / duration)")
+@catches(
+    "linear_schedule, goes on falling: max(0.0, 1 - step / duration) -> (1 - step / duration)",
+)
 def test_schedule(script):
     """From 0.1 to 0.01 in a tenth of 1,000 steps: half way 0.055, and 0.01 for good after step 100."""
     close([script.linear_schedule(0.1, 0.01, 100, step) for step in (0, 50, 100, 500)], [0.1, 0.055, 0.01, 0.01])
 
 
-@catches("polyak, forgotten: target_weights.lerp_ -> target_weights.lerp")
+@catches(
+    "polyak, forgotten: target_weights.lerp_ -> target_weights.lerp",
+)
 def test_target_network_follows(script):
     """0.1 * 2 + 0.9 * 1 = 1.1 in each layer, and with tau = 1 a copy."""
     target, source = (torch.nn.Sequential(Table([x, 0.0]), Table([x, x])) for x in (1.0, 2.0))
@@ -284,7 +285,7 @@ COMMON |= {"learning_rate": 0.01, "hidden_sizes": (8,), "train_frequency": 3, "t
 COMMON |= {"exploration_fraction": 0.5, "start_e": 0.9, "end_e": 0.1, "gradient_steps": 2}
 TRAININGS = [
     {},
-    {"double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0, "huber_delta": 0.2},
+    {"double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
     {"normalize_obs": True, "tau": 0.3, "gradient_steps": 1, "learning_starts": 0, "start_e": 0.0, "end_e": 0.0},
     {"clip_reward": True, "target_network_frequency": 2, "train_frequency": 2, "max_grad_norm": 0.1},
 ]
@@ -320,8 +321,8 @@ def slow_training(number):
             best = (q_of(agent, next_o) if args.double else values).argmax()
             y = reward + (0 if over else 0.9 * values[best])
         q = q_of(agent, o)[action]
-        error, delta = abs(y - q), args.huber_delta
-        return (0.5 * error**2 if error < delta else delta * (error - 0.5 * delta)), q.item()
+        error = abs(y - q)
+        return (0.5 * error**2 if error < 1 else error - 0.5), q.item()
 
     while step < args.total_timesteps:
         fallen = min(1, step / max(1, 60 * args.exploration_fraction))
