@@ -239,9 +239,9 @@ def linear_schedule(start, end, duration, step):
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
 
-    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average, as is any maximum
-    of estimates with errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4; its theta' is
-    Q'). The bias is then smaller: the errors of Q and Q' differ. gamma is a number, or (B,): gamma^k of k steps.
+    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average: the maximum
+    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
+    Q' for its theta'). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or gamma^k (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)

@@ -183,7 +183,8 @@ class RainbowNetwork(nn.Module):
                      └── --dueling: another stream, with outputs for the state's value ─┘
 
     For images, the body is the convolutions of a CNN; for vectors, all hidden layers but the last, of which each stream
-    has its own. With --distributional, the result is logits of the atoms, else Q. With --noisy, the streams are noisy.
+    has its own. With --distributional, the result is logits of the atoms, else Q; without --dueling, it is A alone.
+    With --noisy, the streams are noisy.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -242,7 +243,7 @@ class RainbowNetwork(nn.Module):
             noisy_layer.draw_noise(rng)
 
     def mean_sigma(self):
-        """Mean of |sigma| over the noisy layers' weights: how strongly they still explore; 0 without --noisy."""
+        """Mean over the noisy layers of their mean |sigma|: how strongly they still explore; 0 without --noisy."""
         sigmas = [noisy_layer.sigma_weight.detach().abs().mean() for noisy_layer in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
 
@@ -367,7 +368,7 @@ class NStepBuffer:
         return slots, torch.as_tensor(weights, device=self.device), self.get(slots)
 
     def update_priorities(self, slots, errors):
-        """Set the priorities of these slots from their absolute errors (B,). Without priorities, do nothing."""
+        """Set the priorities of these slots from the errors or KL losses (B,). Without priorities, do nothing."""
         if self.tree is not None:
             self.tree.update(slots, errors.cpu().numpy())
 
@@ -418,7 +419,7 @@ class SumTree:
         self.write(slots, self.highest)
 
     def update(self, slots, errors):
-        """Set the priorities of these slots from their errors (B,), an array."""
+        """Set the priorities of these slots from the errors or KL losses (B,). Without priorities, do nothing."""
         priorities = (np.abs(errors) + 1e-6) ** self.alpha
         self.highest = max(self.highest, float(priorities.max()))
         self.write(slots, priorities)
@@ -467,9 +468,9 @@ def linear_schedule(start, end, duration, step):
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
 
-    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average, as is any maximum
-    of estimates with errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4; its theta' is
-    Q'). The bias is then smaller: the errors of Q and Q' differ. gamma is a number, or (B,): gamma^k of k steps.
+    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average: the maximum
+    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
+    Q' for its theta'). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or gamma^k (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -483,7 +484,8 @@ def project(rewards, terminated, discounts, probs, support):
 
         m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j     (arXiv 1707.06887, eq. 7)
 
-    clip limits y to the range of the atoms, and [x]_0^1 limits x to [0, 1]. discounts are a number or (B,).
+    clip limits y to the range of the atoms, and [x]_0^1 limits x to [0, 1]; here x is never above 1. discounts: (B,)
+    or a number.
     """
     distance = support[1] - support[0]
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
@@ -504,7 +506,7 @@ def td_losses(agent, target, batch, args):
 
 
 def distributional_losses(agent, target, batch, args):
-    """(losses KL(target || prediction) (B,), the same detached as errors, figures to log) of NStepTransitions."""
+    """(losses KL(target || prediction) (B,), the same detached as priorities, figures to log) of NStepTransitions."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
     with torch.no_grad():
