@@ -1,5 +1,6 @@
 """Exercises of weeks 1 to 3: bandits, dynamic programming, prediction, Q-learning."""
 
+import math
 import random
 from types import SimpleNamespace
 from unittest import mock
@@ -26,8 +27,8 @@ exercise(
         "the bonus is worth the gap of 1 from c = 2.22 on | eq. 2.10, term by term": lists(
             "ucb_action", values=[2.0, 1.0], counts=[89, 10], t=100, c=2.3
         ),
-        "three arms, equally likely so far | eq. 2.12: the action and the others have formulas of their own": lists(
-            "new_preferences", preferences=[0.0, 0.0, 0.0], action=0, reward=5.0, baseline=3.0, alpha=0.3
+        "probabilities 1/4, 1/2, 1/4 | eq. 2.12: the action and the others have formulas of their own": lists(
+            "new_preferences", preferences=[0.0, math.log(2), 0.0], action=0, reward=5.0, baseline=3.0, alpha=0.3
         ),
     },
     random=together(
@@ -43,6 +44,7 @@ exercise(
         "taking the logarithm of t + 1": "math.log(t) -> math.log(t + 1)",
         "forgetting the logarithm": "math.log(t) -> t",
         "moving the preference of the action only": "(taken - probability) -> taken * (1 - probability)",
+        "taking pi of the action for all arms": "(taken - probability) -> (taken - softmax(preferences)[action])",
         "forgetting the baseline": "(reward - baseline) -> reward",
     },
 )

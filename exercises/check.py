@@ -41,9 +41,6 @@ ENDED = "your code has ended its process"
 PASSED_ON = "PATH HOME USERPROFILE SYSTEMROOT PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS SDL_VIDEODRIVER".split()
 
 
-# ------------------------------------------------------------------------------------ a process for the student's code
-
-
 def run_child(folder, script, **request):
     """Do what is asked for to a script in a process of its own, which works in a folder: (answers, prints, its end).
 
@@ -84,7 +81,7 @@ def attend(process, answers, printed, limit):
             return "your code prints without an end"
         if time.monotonic() > told + 10:
             told += 10
-            print(".", end="", flush=True)
+            print(" .", end="", flush=True)
     return ""
 
 
@@ -151,12 +148,10 @@ def as_answer(found):
     try:
         notes = {"kinds": {str(blank): str(kind) for blank, kind in found.get("kinds", {}).items()}}
         notes["changed"] = list(map(str, found.get("changed", [])))
+        notes |= {"raised": str(found["raised"])} if "raised" in found else {}
         return ({"result": plain(found["result"])} if "result" in found else {"error": str(found["error"])}) | notes
     except (AttributeError, TypeError, ValueError, RecursionError):
         return {"error": "what came back is no answer", "kinds": {}, "changed": []}
-
-
-# ------------------------------------------------------------------------------------------------------------- steps
 
 
 def steps(task):
@@ -232,9 +227,6 @@ def judge_learning(task, found):
     )
 
 
-# ------------------------------------------------------------------------------------------------------ command line
-
-
 def work_file(task, folder=None):
     """The Path of the student's file: in `folder`, else in a handout beside this file, else in my_work."""
     path = Path(folder or (HERE if NUMBERS.exists() else "my_work"), task.file)
@@ -295,7 +287,7 @@ def main():
     if args.hint:
         for task in tasks:
             if task.name in HUNTS:
-                raise BadInput(f"{task.name} has one hint, which came with the copy")
+                raise BadInput(f"the hint of {task.name} is in the second line of its copy")
             print(textwrap.fill(f"{task.name}, hint {args.hint}: {hints(task.name)[0][args.hint - 1]}", 100))
         return 0
 
@@ -310,6 +302,8 @@ def main():
         except BadInput as error:  # with --json there is a file all the same, or Gradescope would report a crash
             complaints.append(str(error))
             done(as_tests(f"{task.name}: {task.file}", 100, [str(error)]))
+    if args.json:
+        print(f"{sum(test['score'] for test in tests)} of {sum(test['max_score'] for test in tests)} points")
     if complaints:
         raise BadInput("; ".join(dict.fromkeys(complaints)))  # each once
     return 0 if good else 1

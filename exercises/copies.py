@@ -1,6 +1,4 @@
-"""Working copies: functions of a script blanked for an exercise, or a bug planted for a hunt. The first line of a copy
-says what has been begun in it.
-"""
+"""Working copies: blanked functions, or a planted bug. The first line of a copy says what has been begun in it."""
 
 import ast
 import functools
@@ -93,7 +91,11 @@ def working_copy(tasks, number=0, source=""):
     source = source or source_of(tasks[0].script)
     for task in tasks:
         begun = begun_in(source)
-        source = blanked(source, task) if task.blanks else planted(source, drawn(task, number)[0])
+        if task.blanks:
+            source = blanked(source, task)
+        else:
+            bug, seen = drawn(task, number)
+            source = f"# Hint: {seen}\n{planted(source, bug)}"
         source = with_begun(source, [*begun, task.name])
     return source
 

@@ -128,8 +128,10 @@ def refuses(call):
 
 def rollout(numbers, *ends):
     """Lists (3, N) of {name: numbers}, the same in all environments. For each of these `ends` has the rows in which
-    terminated, and those in which truncated is set.
+    terminated, and those in which truncated is set. After an end, the last row's value is that of another episode.
     """
+    if ends and "values" in numbers:
+        numbers = numbers | {"values": [*numbers["values"][:-1], numbers["values"][-1] - 1]}
     ends = ends or [((), ())]
     given = {name: [[x] * len(ends) for x in column] for name, column in numbers.items()}
     for i, name in enumerate(("terminated", "truncated")):

@@ -143,8 +143,6 @@ def run_main(main):
 
 
 # ---------------------------------------------------------------------------------------------------- plain numbers
-
-
 def plain(x):
     """Tensors, arrays, tuples, dicts and single numbers as nested lists of floats."""
     x = x.detach() if hasattr(x, "detach") else x
@@ -182,8 +180,6 @@ def short(x):
 
 
 # --------------------------------------------------------------------------------------- modules, and changes to them
-
-
 def load(path):
     """The script at `path` as a module, under its own name. BadInput if it cannot be imported."""
     path = Path(path).resolve()
@@ -244,12 +240,11 @@ def put(module, name, function):
 
 
 # --------------------------------------------------------------------------------------------------------- answers
-
-
 def answer(call, module, blanks=()):
     """What a call gives, a dict for JSON: `result` in plain numbers, or `error` in words; and what was seen of blanks.
 
-    `kinds` are what they return, `changed` which of their arguments they changed in place, `given` the first call.
+    `kinds` are what they return, `changed` which of their arguments they changed in place, `given` the first call,
+    `raised` the call that raised an error.
     """
     notes = {"kinds": {}, "changed": []}
     before = {}
@@ -280,9 +275,14 @@ def watched(name, function, notes):
         given = dict(zip(names, args)) | kwargs
         before = {key: snapshot(x) for key, x in given.items()}
         texts = [f"{key}={as_text(x)}" for key, x in given.items() if as_text(x)]
-        if texts and "given" not in notes:
-            notes["given"] = f"{name}({', '.join(texts)})"[:700]
-        result = function(*args, **kwargs)
+        call = f"{name}({', '.join(texts)})"[:700]
+        if texts:
+            notes.setdefault("given", f"first call: {call}")
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            notes.setdefault("raised", call)
+            raise
         notes["changed"] += [f"{key} of {name}" for key, x in given.items() if snapshot(x) != before[key]]
         notes["kinds"].setdefault(name, kind(result))
         return result
@@ -349,8 +349,6 @@ def explained(error, module):
 
 
 # ---------------------------------------------------------------------------------------------------------- judging
-
-
 class Reference:
     """What the original answers, and what it answers with a known mistake in it: computed when it is asked for.
 
@@ -393,7 +391,7 @@ def judge(answers, reference):
         wrong = "result" in given and not same(given, reference.at(i), case.atol)
         if problem and wrong and not any(problems):  # right numbers of the wrong kind are no known mistake
             problem += named(i, answers, reference)
-        if problem and case.look:
+        if problem and case.look and not any(problems):
             problem += f"\nLook next at {case.look}."
         problems.append(problem)
     return problems
@@ -402,13 +400,14 @@ def judge(answers, reference):
 def compared(case, given, right):
     """None if an answer is right, else what is wrong with it."""
     told = textwrap.fill(f"case: {case.what}", 110)
-    if "given" in right:
-        told += f"\n{textwrap.fill(right['given'], 110)}"
+    if call := given.get("raised") or right.get("given"):
+        told += f"\n{textwrap.fill(call, 110)}"
     if "result" not in given:
         return f"{told}\n{given['error']}"[:3000]
     for blank, wanted in right["kinds"].items():
         found = given["kinds"].get(blank, wanted)
         if not fits(found, wanted):
+            found = "a number or a list" if found == "number" else found
             return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}."
     if names := [name for name in given["changed"] if name not in right["changed"]]:
         told += f"\nchanged in place: {', '.join(names)}. Whoever called still needs the old numbers"
@@ -435,4 +434,4 @@ def named(i, answers, reference):
             if all(explains(j) for j in range(i, len(answers))):
                 return f"\nThis is what one gets by {message}."
             likely.append(message)
-    return f"\nUp to this case, this is what one gets by {likely[0]}." if likely else ""
+    return f"\nYour answers up to this case, but not later, are those one gets by {likely[0]}." if likely else ""

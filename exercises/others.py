@@ -212,7 +212,8 @@ exercise(
     task="write the ranks of returns (N,), spread evenly from -1/2 for the lowest to 1/2 for the highest, where equal "
     "returns share the mean of their ranks; and shape_fitness, which offers these, returns standardised by their "
     "(population) deviation, or raw ones. Of an elite of the best share, rounded up to a whole number of candidates, "
-    "each fitness counts from that of the best candidate outside of it, and all outside get 0.",
+    "each fitness counts from that of the best candidate outside of it, and all outside get 0. An elite of all changes "
+    "nothing. Both return arrays.",
     cases={
         "three ranks | section 2.1 of arXiv 1703.03864": arrays("centered_ranks", returns=[30.0, 10.0, 20.0]),
         "two are equal | how many are smaller, and how many are equal: np.searchsorted counts": arrays(

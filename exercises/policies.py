@@ -69,6 +69,8 @@ exercise(
 
 STEPS = {"rewards": [1, 3, 6], "values": [2, 4, 6], "next_values": [4, 6, 8]}
 GAE_MISTAKES = {
+    "taking the value of the next row, which need not be where the step led to": ""
+    "next_values * ~terminated -> torch.cat([values[1:], next_values[-1:]]) * ~terminated",
     "bootstrapping from the value of a state after termination": "next_values * ~terminated -> next_values * 1",
     "treating truncation as death: the clock was stopped, the future is worth the next value": ""
     "next_values * ~terminated -> next_values * ~(terminated | truncated)",
@@ -148,6 +150,7 @@ exercise(
         "log_ratios.exp().detach()",
         "taking the smaller of two means: the minimum is one of each row": f"({PLAIN}, {CLIPPED}).mean() -> "
         f"(({PLAIN}).mean(), ({CLIPPED}).mean())",
+        "adding the rows up: the loss is their mean": ").mean() -> ).sum()",
         "writing 0.2 where clip_coef belongs": "(1 - clip_coef, 1 + clip_coef) -> (0.8, 1.2)",
     },
     learn=(CARTPOLE, 200.0),
@@ -206,7 +209,7 @@ exercise(
             SQUASHED, by=["mean"], mean=[[20.0], [-50.0]], log_std=[[0.0]] * 2, noise=[[0.0]] * 2, half_range=[1.0]
         ),
         "two dimensions | the sum over dimensions, of all terms; a density over a longer stretch is lower": tensors(
-            SQUASHED, mean=[[0.0, 1.0]], log_std=[[0.0, math.log(2)]], noise=[[1.0, 0.0]], half_range=[1.0, 2.0]
+            SQUASHED, mean=[[0.0, 1.0]], log_std=[[0.0, math.log(2)]], noise=[[1.0, 0.0]], half_range=[1.0, 3.0]
         ),
     },
     random=tensors(SQUASHED, by=["mean"], **GAUSSIANS, half_range=uniform(0.5, 3, "D")),
@@ -220,6 +223,7 @@ exercise(
         "asking for the density of tanh(u) instead of u": "-0.5 * noise**2 -> "
         "-0.5 * ((u.tanh() - mean) / log_std.exp()) ** 2",
         "forgetting half_range": "half_range.log() + 2 -> 2",
+        "forgetting sigma in the density": "noise**2 - log_std -> noise**2",
         "cutting gradients off": "u = mean + log_std -> u = mean.detach() + log_std",
     },
 )

@@ -41,9 +41,6 @@ def by_script(tasks):
     return groups
 
 
-# ------------------------------------------------------------------------------------------------------------ handouts
-
-
 def cut_table(source, names):
     """The source of a table with the entries of these names only, without mistakes, bugs, comments and what only these
     have used.
@@ -88,7 +85,8 @@ SHEET = """# What there is to do
 Once: `pip install -r requirements.txt`. A check stops at the first thing that is wrong and says what to look at next.
 An exercise has up to three steps: your functions on numbers that can be followed with a pencil; the same on random
 inputs; and a run that has to learn. `--up-to 1` takes only the first. `--hint` and `--hint 2` help you on.
-A bug hunt is judged by what the script does, so mend it as you like: all but one line of it is sound.
+A bug hunt: run the file, and look at `learning_curve.png` and `metrics.csv` in its run folder. You are judged by what
+it does, so mend it as you like: all but one line of it is sound.
 """
 
 
@@ -125,8 +123,6 @@ def release(names, out, number=0):
         shutil.copytree(ROOT / "demos" / "MountainCar-v0", out / "demos")
     return out
 
-
-# --------------------------------------------------------------------------------------------------------- Gradescope
 
 SETUP = """#!/usr/bin/env bash
 # Once, when Gradescope builds the image.

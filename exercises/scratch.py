@@ -387,6 +387,8 @@ exercise(
         "always taking the likeliest action: a policy that never tries learns nothing": "policy.sample() -> "
         "logits.argmax(-1)",
         "bootstrapping over an end: nothing follows what terminated": "* ~terminated[t] -> * 1",
+        "taking the value of the next row, which need not be where the step led to": "next_values[t] * -> "
+        "torch.cat([values[1:], next_values[-1:]])[t] *",
         "letting later surprises of another episode in": "* ~(terminated[t] | truncated[t]) -> * ~truncated[t]",
         "treating truncation as death: the clock was stopped, the future is worth the next value": "* ~terminated[t] "
         "-> * ~(terminated[t] | truncated[t])",

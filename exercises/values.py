@@ -66,7 +66,7 @@ exercise(
     task="write what stores transitions and what draws them. The arrays self.obs, next_obs, actions, rewards and "
     "terminated have a row per slot; self.position is the next slot to write, self.size how many are filled. Reset "
     "rows are left out. self.get(slots) makes Transitions of an array of slots; rng is a NumPy Generator. Truncated "
-    "transitions are like any other: only termination ends the future.",
+    "transitions are like any other: only termination ends the future. add returns an array of slots.",
     cases={
         "two environments, two steps, capacity 3: (rows (obs, action, reward, next_obs, terminated), slots of each "
         "step, position, size) | the remainder of position + 0, 1, … divided by the capacity": ring(
@@ -89,6 +89,8 @@ exercise(
         "storing truncation as termination: the future has not gone": "= terminated[played] -> "
         "= (terminated | truncated)[played]",
         "drawing from slots that are still empty": "rng.integers(self.size, size -> rng.integers(self.capacity, size",
+        "drawing without replacement": "integers(self.size, size=batch_size) -> "
+        "choice(self.size, batch_size, replace=False)",
         "handing out more than there is": "if batch_size > self.size -> if False",
     },
     learn=(DQN_CARTPOLE, 60.0),

@@ -246,7 +246,7 @@ KINDS = [
         "changed in place: rewards of compute_gae",
     ),
     ("rewards[t] + gamma", "rewards[t] + gama", "in compute_gae: NameError: name 'gama' is not defined"),
-    ("terminated, terminated | truncated", "terminated & False, truncated", "Up to this case, this is what one gets"),
+    ("terminated, terminated | truncated", "terminated & False, truncated", "answers up to this case, but not later"),
 ]
 
 
@@ -359,7 +359,7 @@ BAD = [
     (start, ["gae", "replay"], "one copy is of one script, not of ppo.py and dqn.py"),
     (start, ["gae", "hunt-ppo"], "a hunt has a copy of its own"),
     (check, ["gae"], "there is no my_work.ppo.py: python exercises/start.py gae"),
-    (check, ["hunt-dqn", "--hint"], "has one hint, which came with the copy"),
+    (check, ["hunt-dqn", "--hint"], "is in the second line of its copy"),
     (release, ["gae", "--out", "full"], "full holds something already"),
     (release, ["gae", "hunt-ppo"], "gae and hunt-ppo are all about ppo.py"),
     (release, ["gae", "masked"], "ppo_masked.py holds the solution of gae, compute_gae"),
