@@ -13,7 +13,7 @@ towards a target y. The target network Q', a copy of Q that lags behind, helps t
 
     y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]
 
-    python dqn.py                                            # CartPole-v1, about a minute
+    python dqn.py                                            # CartPole-v1, one or two minutes
     python dqn.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
     python dqn.py --evaluate runs/DIR --render               # watch the trained agent
 
@@ -340,8 +340,8 @@ ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_start
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
-    "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
-                    "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
+    "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 64, "batch_size": 64, "gamma": 0.98,
+                    "learning_rate": 1e-3, "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200,
                     "total_timesteps": 80_000},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
