@@ -13,7 +13,7 @@ towards a target y. The target network Q', a copy of Q that lags behind, helps t
 
     y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]
 
-    python dqn.py                                            # CartPole-v1, about two minutes
+    python dqn.py                                            # CartPole-v1, one or two minutes
     python dqn.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
     python dqn.py --evaluate runs/DIR --render               # watch the trained agent
 
@@ -343,7 +343,7 @@ TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 64, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 1e-3, "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200,
-                    "total_timesteps": 120_000},
+                    "total_timesteps": 80_000},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
                        "target_network_frequency": 64, "hidden_sizes": (128, 128), "total_timesteps": 150_000,
