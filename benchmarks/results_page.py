@@ -137,8 +137,8 @@ def grid(file):
     rows = [["mean (worst seed; number of seeds)", *steps]]
     rows.append(["steps", *[cell({"steps": taken}, "steps") for taken in steps.values()]])
     for variant in dict.fromkeys(variant for _, variant in found):
-        there = [found.get((env_id, variant), {"seeds": []}) for env_id in steps]
-        cells = [f"{cell(entry, 'mean')} ({cell(entry, 'worst seed')}; {len(entry['seeds'])})" for entry in there]
+        there = [found.get((env_id, variant)) for env_id in steps]
+        cells = [f"{cell(x, 'mean')} ({cell(x, 'worst seed')}; {len(x['seeds'])})" if x else "–" for x in there]
         rows.append([variant, *cells])
     return table(*rows)
 
