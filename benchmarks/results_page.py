@@ -48,7 +48,7 @@ def entries(report, path=""):
         if key in ("results", "runs"):
             yield from entries(part)
         elif "seeds" in part or "ratios" in part:
-            yield name, part | {"returns": part.get("returns", part.get("exact_returns", []))}
+            yield name, part
         elif "milestones" in part:
             steps, returns = list(part["milestones"].items())[-1]
             yield name, part | {"seeds": range(1, len(returns) + 1), "returns": returns, "steps": [int(steps)]}
