@@ -424,7 +424,7 @@ def test_small_worlds_are_learnt(script, name):
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 --train-frequency 8 "
-RUN += "--target-network-frequency 64 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 3"
+RUN += "--gradient-steps 1 --target-network-frequency 64 --total-timesteps 100 --checkpoint-every 40 --eval-every 60"
 
 
 @catches(
