@@ -15,7 +15,8 @@ target y, and gradient ascent on J improves pi. In y, a' is drawn from pi(.|s');
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')),    L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
 
-k = 1, 2 numbers the critics. The target networks Q' follow Q slowly. A learnt alpha keeps pi's entropy near a target.
+k = 1, 2 numbers the critics; taking the lower value keeps errors from making Q too high. The target networks Q' follow
+Q slowly. A learnt alpha keeps pi's entropy near a target.
 
     python sac.py                                           # Pendulum-v1, a minute
     python sac.py --alpha 0.2                               # with a fixed weight of the entropy bonus
@@ -58,7 +59,7 @@ class Args:
 
     # algorithm
     alpha: float | None = None  # weight of the entropy bonus; None: learnt, to bring entropy to -1 per action dimension
-    policy_frequency: int = 2  # this many critic updates, then as many actor updates on the last batch; papers: 1
+    policy_frequency: int = 2  # after this many critic updates, as many of actor and alpha, on one batch; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero, but not that of alpha
@@ -71,7 +72,7 @@ class Args:
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # gaussian, independent in each step; or ou, correlated (not in SAC)
-    exploration_noise: float = 1.0  # standard deviation of each step's draw, in units of pi's; 1 with gaussian plays pi
+    exploration_noise: float = 1.0  # standard deviation of each step's draw over that of pi; gaussian, 1: samples of pi
     ou_theta: float = 0.15  # share of ou noise that decays in a step; 0.15 with exploration_noise 0.53: as wide as pi
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -145,7 +146,8 @@ class Critic(nn.Module):
 class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q, the target networks Q', which follow them slowly, and the entropy's weight alpha.
 
-    Actions are (B, D) in [-1, 1] everywhere except in the environment. But log pi is that of the environment's actions.
+    Actions are (B, D) in [-1, 1] everywhere except in the environment. But log pi is that of the environment's actions,
+    as in CleanRL, and the target entropy is in their units too.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -176,7 +178,10 @@ class SoftActorCritic(nn.Module):
         return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
 
     def draw(self, obs, rng):
-        """Actions (B, D) in [-1, 1] from pi, and log pi (B,) of the environment's actions, for obs from `observe`."""
+        """Actions (B, D) in [-1, 1] from pi, and log pi (B,) of the environment's actions, for obs from `observe`.
+
+        Reparameterised: the noise is drawn apart, so that gradients pass through the actions to mean and sigma.
+        """
         mean, log_std = self.actor(obs)
         noise = torch.as_tensor(rng.standard_normal(mean.shape, np.float32), device=self.device)
         return squashed_gaussian(mean, log_std, noise, self.half_range)
@@ -398,13 +403,13 @@ def train(args):
             polyak(agent.target_critics, agent.critics, args.tau)
             if update % args.policy_frequency == 0:  # as in CleanRL; in the papers, after every critic update
                 for _ in range(args.policy_frequency):
-                    actions, log_probs = agent.draw(batch.obs, rng)
-                    values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])
-                    loss = sac_actor_loss(values, log_probs, agent.log_alpha.exp())
+                    new_actions, log_probs = agent.draw(batch.obs, rng)
+                    new_values = torch.stack([critic(batch.obs, new_actions) for critic in agent.critics])
+                    actor_loss = sac_actor_loss(new_values, log_probs, agent.log_alpha.exp())
                     actor_optimizer.zero_grad()
-                    loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
+                    actor_loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
                     actor_optimizer.step()
-                    run.log(actor_loss=loss.detach(), entropy=-log_probs.detach().mean())
+                    run.log(actor_loss=actor_loss.detach(), entropy=-log_probs.detach().mean())
                     if args.alpha is None:
                         alpha_optimizer.zero_grad()
                         alpha_loss(agent.log_alpha, log_probs, agent.target_entropy).backward()
@@ -435,7 +440,7 @@ TUNED = {
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
                                          "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
                                          "total_timesteps": 50_000},
-    # Published settings, of rl-zoo (HalfCheetah: of CleanRL). They were not confirmed here.
+    # After published settings, of rl-zoo (HalfCheetah: of CleanRL). They were not confirmed here.
     "LunarLanderContinuous-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
                                  "tau": 0.01, "learning_starts": 10_000, "total_timesteps": 250_000},
     "BipedalWalker-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,

@@ -132,9 +132,9 @@ class HalfNoise:
     "train, the actor's loss goes into the critics' step: backward(inputs=list(agent.actor.parameters())) -> "
     "backward(); critic_optimizer.step()",
     "train, the actor's loss leaves gradients behind: backward(inputs=list(agent.actor.parameters())) -> backward()",
-    "train, actor learns from what was done: critic(batch.obs, actions) for -> critic(batch.obs, batch.actions) for",
-    "train, first critic only: for critic in agent.critics])\n                    loss -> "
-    "for critic in agent.critics[:1]])\n                    loss",
+    "train, actor learns from what was done: (batch.obs, new_actions) for -> (batch.obs, batch.actions) for",
+    "train, first critic only: new_actions) for critic in agent.critics] -> "
+    "new_actions) for critic in agent.critics[:1]]",
     "train, learning rates exchanged: lr=args.actor_learning_rate -> lr=args.critic_learning_rate",
     "train, targets stay: polyak(agent.target_critics, agent.critics, args.tau) -> 0",
     "train, alpha never learnt: if args.alpha is None -> if False",
