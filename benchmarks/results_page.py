@@ -198,6 +198,28 @@ def draw():
     picture.savefig(RESULTS / "overview.png", dpi=110)
 
 
+def draw_peers():
+    """A panel for each task of peers.json: the evaluations of each seed over environment steps."""
+    from matplotlib.figure import Figure
+
+    report = read("peers")
+    tasks = sorted({key.split(", ")[0] for key in report})
+    picture = Figure(figsize=(11, 2.2 * -(-len(tasks) // 3)), layout="constrained")
+    for place, task in enumerate(tasks, start=1):
+        axis = picture.add_subplot(-(-len(tasks) // 3), 3, place)
+        for side, color in (("ours", "C0"), ("peer", "C1")):
+            for curve in report.get(f"{task}, {side}", {"curves": []})["curves"]:
+                steps, returns, _ = zip(*curve)
+                axis.plot(steps, returns, color=color, linewidth=1)
+        axis.set_title(task, fontsize="small")
+        axis.tick_params(labelsize="small")
+        axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:,g}k")
+        axis.grid(alpha=0.3)
+    picture.supxlabel("environment steps", fontsize="small")
+    picture.supylabel("return of an evaluation; blue: these scripts, orange: the peers", fontsize="small")
+    picture.savefig(RESULTS / "peers.png", dpi=100)
+
+
 KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, total)}
 
 
@@ -216,6 +238,7 @@ def page(path):
 
 if __name__ == "__main__":
     draw()
+    draw_peers()
     for path in PAGES:
         if page(path) != path.read_text(encoding="utf-8"):
             path.write_text(page(path), encoding="utf-8")
