@@ -21,8 +21,6 @@ MARK = re.compile(r"<!-- ([\w ]+): (.*?) -->.*?<!-- end -->", re.DOTALL)
 COLUMNS = {  # title: the list of an entry, with an item for each seed, and what is taken of it
     "mean": ("returns", statistics.mean),
     "worst seed": ("returns", min),
-    "success": ("success", statistics.mean),
-    "success, actions drawn": ("success_drawn", statistics.mean),
     "steps": ("steps", max),
     "seconds": ("seconds", lambda seconds: round(statistics.median(seconds))),
     "reached by": ("seconds to threshold", len),
@@ -34,30 +32,6 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "memory, MiB": ("memory", max),
     "lines to read": ("lines", max),
 }
-# What the lists are called in files that hold a dict of figures for each seed.
-LISTS = {"return": "returns", "return_mean": "returns", "score": "returns", "eval_return_mean": "returns"}
-LISTS |= {"step": "steps", "global_step": "steps"}
-
-
-def entries(report, path=""):
-    """(what was measured, its entry) of everything in a result file. An entry has lists with an item for each seed."""
-    for key, part in report.items():
-        name = f"{path}, {key}" if path else key
-        if not isinstance(part, dict):
-            continue
-        if key in ("results", "runs"):
-            yield from entries(part)
-        elif "seeds" in part or "ratios" in part:
-            yield name, part
-        elif "milestones" in part:
-            steps, returns = list(part["milestones"].items())[-1]
-            yield name, part | {"seeds": range(1, len(returns) + 1), "returns": returns, "steps": [int(steps)]}
-        elif part and all(seed.isdigit() for seed in part):
-            runs = [run.get("summary", run) for run in part.values()]
-            lists = {LISTS.get(field, field): [run.get(field) for run in runs] for field in runs[0]}
-            yield name, lists | {"seeds": [int(seed) for seed in part]}
-        else:
-            yield from entries(part, name)
 
 
 def cell(entry, title):
@@ -76,7 +50,7 @@ def cell(entry, title):
 def figure(name, title):
     """A single figure of "FILE ENTRY"."""
     file, _, key = name.partition(" ")
-    return cell(dict(entries(read(file))).get(key, {}), title)
+    return cell(read(file).get(key, {}), title)
 
 
 def score(entry):
@@ -122,7 +96,7 @@ def intervals(script):
 
 def variants(file):
     """A table of the entries in a result file, with the columns that hold anything; no script beside its own text."""
-    found = {name: entry for name, entry in entries(read(file)) if "beside" not in name}
+    found = {name: entry for name, entry in read(file).items() if "beside" not in name}
     titles = ["mean", "worst seed", "seeds", *list(COLUMNS)[2:], "commit"]
     titles = [title for title in titles if any(cell(entry, title) != "–" for entry in found.values())]
     return table(["", *titles], *[[name, *[cell(entry, title) for title in titles]] for name, entry in found.items()])
@@ -130,7 +104,7 @@ def variants(file):
 
 def grid(file):
     """A table with a row for each variant and a column for each environment."""
-    found = {tuple(name.rsplit(", ", 1)): entry for name, entry in entries(read(file))}
+    found = {tuple(name.split(", ", 1)): entry for name, entry in read(file).items()}
     steps = {}
     for (env_id, _), entry in found.items():
         steps.setdefault(env_id, []).extend(entry.get("steps", []))

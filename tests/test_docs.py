@@ -82,8 +82,8 @@ SCORES = {
     "Pole": {"seeds": [3, 1, 2], "returns": [3, 1.0, 2], "steps": [90, 1100, 80], "seconds": [3, None, 8]},
     "Cart": {"seeds": []},
 }
-# The same figures under other names, a dict for each seed: (2.5 + -1) / 2 = 0.75.
-VARIANTS = {"results": {"A, x": {"1": {"score": 2.5, "step": 5}, "2": {"score": -1, "step": 6}}}, "machine": "here"}
+# A variant x on environment A: (2.5 + -1) / 2 = 0.75.
+VARIANTS = {"A, x": {"seeds": [1, 2], "returns": [2.5, -1], "steps": [5, 6]}}
 PAGE = """Before <!-- mean: made_scores Pole -->9<!-- end -->, <!-- seconds: made_scores Cart --><!-- end --> after.
 <!-- scores: made -->old<!-- end -->
 <!-- variants: made -->
