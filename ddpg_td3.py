@@ -102,7 +102,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear has it."""
+    """Linear layers with ReLU between them. Weights start within ±1/sqrt(inputs), as in nn.Linear."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -205,7 +205,7 @@ def next_noise(noise, reset_rows, args, rng):
     """
     theta = args.ou_theta if args.noise == "ou" else 1.0
     noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode starts from noise 0
+    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode's first noise is a single draw
     return noise
 
 

@@ -111,7 +111,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear has it."""
+    """Linear layers with ReLU between them. Weights start within ±1/sqrt(inputs), as in nn.Linear."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]

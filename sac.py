@@ -15,8 +15,9 @@ target y, and gradient ascent on J improves pi. In y, a' is drawn from pi(.|s');
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')),    L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
 
-k = 1, 2 numbers the critics; taking the lower value keeps errors from making Q too high. The target networks Q' follow
-Q slowly. A learnt alpha keeps pi's entropy near a target.
+In L, y is a constant. The gradient of J reaches pi through a too: a is a function of s and of noise. k = 1, 2 numbers
+the critics; the lower value makes it less likely that errors raise Q. The target networks Q' follow Q slowly. alpha is
+learnt by descent on E[ -alpha (log pi(a|s) + target entropy) ], which keeps pi's entropy near its target.
 
     python sac.py                                           # Pendulum-v1, a minute
     python sac.py --alpha 0.2                               # with a fixed weight of the entropy bonus
@@ -72,8 +73,8 @@ class Args:
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # gaussian, independent in each step; or ou, correlated (not in SAC)
-    exploration_noise: float = 1.0  # standard deviation of each step's draw over that of pi; gaussian, 1: samples of pi
-    ou_theta: float = 0.15  # share of ou noise that decays in a step; 0.15 with exploration_noise 0.53: as wide as pi
+    exploration_noise: float = 1.0  # standard deviation of a step's draw, in units of sigma; gaussian, 1: samples of pi
+    ou_theta: float = 0.15  # share of ou noise that decays in a step; 0.15, with exploration_noise 0.53: as wide as pi
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -101,7 +102,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. They start from ±1/sqrt(inputs), as nn.Linear has it."""
+    """Linear layers with ReLU between them. Weights start within ±1/sqrt(inputs), as in nn.Linear."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -147,7 +148,7 @@ class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q, the target networks Q', which follow them slowly, and the entropy's weight alpha.
 
     Actions are (B, D) in [-1, 1] everywhere except in the environment. But log pi is that of the environment's actions,
-    as in CleanRL, and the target entropy is in their units too.
+    as in CleanRL. With bounds below ±0.18 no policy reaches the target entropy, and a learnt alpha grows without end.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -180,7 +181,7 @@ class SoftActorCritic(nn.Module):
     def draw(self, obs, rng):
         """Actions (B, D) in [-1, 1] from pi, and log pi (B,) of the environment's actions, for obs from `observe`.
 
-        Reparameterised: the noise is drawn apart, so that gradients pass through the actions to mean and sigma.
+        Reparameterised: the noise depends on neither mean nor sigma, so gradients pass through the actions to both.
         """
         mean, log_std = self.actor(obs)
         noise = torch.as_tensor(rng.standard_normal(mean.shape, np.float32), device=self.device)
@@ -230,7 +231,7 @@ def next_noise(noise, reset_rows, args, rng):
     """
     theta = args.ou_theta if args.noise == "ou" else 1.0
     noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode starts from noise 0
+    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode's first noise is a single draw
     return noise
 
 
@@ -328,7 +329,7 @@ def sac_actor_loss(values, log_probs, alpha):
 def alpha_loss(log_alpha, log_probs, target_entropy):
     """mean( -alpha (log pi(a|s) + target entropy) ), alpha = exp(log_alpha)   (arXiv 1812.05905, eq. 18).
 
-    Gradient descent raises alpha while the entropy (the mean of -log pi) is below its target; above, it lowers alpha.
+    For log-densities (B,), as constants. Descent raises alpha while the entropy, the mean of -log pi, is too low.
     """
     return -(log_alpha.exp() * (log_probs.detach() + target_entropy)).mean()
 
@@ -401,7 +402,7 @@ def train(args):
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean(), alpha=agent.log_alpha.detach().exp())
             polyak(agent.target_critics, agent.critics, args.tau)
-            if update % args.policy_frequency == 0:  # as in CleanRL; in the papers, after every critic update
+            if update % args.policy_frequency == 0:  # as in CleanRL: as many updates as the critics'
                 for _ in range(args.policy_frequency):
                     new_actions, log_probs = agent.draw(batch.obs, rng)
                     new_values = torch.stack([critic(batch.obs, new_actions) for critic in agent.critics])
@@ -440,7 +441,7 @@ TUNED = {
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
                                          "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
                                          "total_timesteps": 50_000},
-    # After rl-zoo's settings, with smaller networks, and batches of 64 instead of 256, which learn faster on a CPU
+    # rl-zoo's learning rates, tau, gamma and learning_starts; no gSDE, smaller networks, fewer steps on LunarLander
     "LunarLanderContinuous-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
                                  "tau": 0.01, "batch_size": 64, "learning_starts": 10_000, "total_timesteps": 250_000},
     "BipedalWalker-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "anneal_lr": True,
