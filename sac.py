@@ -445,11 +445,9 @@ TUNED = {
     "LunarLanderContinuous-v3": SMALL | {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8,
                                          "gradient_steps": 8, "noise": "ou", "exploration_noise": 0.53, "tau": 0.01,
                                          "learning_starts": 10_000, "anneal_lr": True, "total_timesteps": 250_000},
-    # rl-zoo's settings, but for gSDE and the larger networks
+    # rl-zoo's settings, but for gSDE, larger networks and updates in rounds of 64. HalfCheetah: CleanRL's settings
     "BipedalWalker-v3": {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4, "gamma": 0.98, "tau": 0.02,
-                         "train_frequency": 64, "gradient_steps": 64, "learning_starts": 10_000,
-                         "total_timesteps": 500_000},
-    # CleanRL's settings
+                         "learning_starts": 10_000, "total_timesteps": 500_000},
     "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000, "total_timesteps": 1_000_000},
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
