@@ -29,8 +29,7 @@ RND = {
     "no curiosity": "ppo_rnd.py --intrinsic-coef 0",
     "PPO": "ppo.py --num-envs 16 --num-minibatches 8 --learning-rate 1e-3 --total-timesteps 400000",
 }
-PPOD = {"PPO+D": "ppod.py", "PPO": "ppod.py --rho 0 --phi 0 --total-timesteps 990000"}
-PPOD["no value demos"] = "ppod.py --rho 0.85 --phi 0"
+PPOD = {"PPO+D": "ppod.py", "PPO": "ppod.py --rho 0 --phi 0", "no value demos": "ppod.py --rho 0.85 --phi 0"}
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
