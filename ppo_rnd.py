@@ -603,7 +603,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 # Settings that learn, per environment; flags win over them. A run ends with the rollout that reaches its total.
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
-    "MiniGrid-MultiRoom-N4-S5-v1": MULTI_ROOM,  # confirmed: benchmarks/results/ppo_rnd_multiroom.json
+    "MiniGrid-MultiRoom-N4-S5-v1": MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
     # ppo.py's settings, tried with one seed: where rewards are frequent, curiosity does no harm
     "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
                     "intrinsic_gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000},
