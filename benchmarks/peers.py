@@ -158,7 +158,7 @@ def peer_python(folder):
     python = Path(folder, "Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         call(sys.executable, "-m", "venv", folder)
-        call(python, "-m", "pip", "install", "-q", "-r", ROOT / "requirements.txt", *PEERS)
+        call(python, "-m", "pip", "install", "-q", "-r", ROOT / "requirements.txt", "gymnasium[mujoco]", *PEERS)
     return python
 
 
