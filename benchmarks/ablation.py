@@ -50,7 +50,7 @@ def run(name, env_id, variant, seed, steps):
     if steps:
         flags += f" --total-timesteps {steps}"
     stamped = stamp(script, env_id)
-    figures, _ = measure(script, env_id, seed, flags, stamped["text"])
+    figures = measure(script, env_id, seed, flags, stamped["text"])
     keep(f"ablation_{name}", f"{env_id}, {variant}", stamped, seed, figures)
     print(f"{env_id}, {variant}, seed {seed}: {figures['returns']}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Write the measured figures on README.md and docs/*.md, and the overview figure, from the files in benchmarks/results.
+"""Write the measured figures on README.md and docs/*.md, and draw the figures, from the files in benchmarks/results.
 
     python benchmarks/results_page.py
 
@@ -12,6 +12,7 @@ import re
 import statistics
 
 from common import RESULTS, ROOT, interval, iqm, number, read, table
+from matplotlib.figure import Figure
 from peers import OURS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -150,8 +151,6 @@ def shares():
 
 def draw():
     """The figure: a row for each script and environment."""
-    from matplotlib.figure import Figure
-
     found = list(shares())
     places = {place: i for i, place in enumerate(dict.fromkeys(share[:2] for share in found))}
     picture = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
@@ -172,26 +171,36 @@ def draw():
     picture.savefig(RESULTS / "overview.png", dpi=110)
 
 
-def draw_peers():
-    """A panel for each task of peers.json: the evaluations of each seed over environment steps."""
-    from matplotlib.figure import Figure
-
-    report = read("peers")
-    tasks = sorted({key.split(", ")[0] for key in report})
-    picture = Figure(figsize=(11, 2.2 * -(-len(tasks) // 3)), layout="constrained")
-    for place, task in enumerate(tasks, start=1):
-        axis = picture.add_subplot(-(-len(tasks) // 3), 3, place)
-        for side, color in (("ours", "C0"), ("peer", "C1")):
-            for curve in report.get(f"{task}, {side}", {"curves": []})["curves"]:
-                steps, returns, _ = zip(*curve)
-                axis.plot(steps, returns, color=color, linewidth=1)
-        axis.set_title(task, fontsize="small")
+def draw_panels(file, panels, ylabel):
+    """A figure with a panel for each title of {title: {colour: entry}}: a line for each seed, dashed the mean score."""
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    picture = Figure(figsize=(3.7 * columns, max(2.2 * rows, 3)), layout="constrained")
+    for place, (title, entries) in enumerate(panels.items(), start=1):
+        axis = picture.add_subplot(rows, columns, place)
+        for color, entry in entries.items():
+            for curve in entry["curves"]:
+                axis.plot([row[0] for row in curve], [row[1] for row in curve], color=color, linewidth=1, alpha=0.8)
+            axis.axhline(statistics.mean(entry["returns"]), color=color, linestyle="--", linewidth=1)
+        axis.set_title(title, fontsize="small")
         axis.tick_params(labelsize="small")
+        axis.locator_params(axis="x", nbins=5)
         axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:,g}k")
         axis.grid(alpha=0.3)
     picture.supxlabel("environment steps", fontsize="small")
-    picture.supylabel("return of an evaluation; blue: these scripts, orange: the peers", fontsize="small")
-    picture.savefig(RESULTS / "peers.png", dpi=100)
+    picture.supylabel(ylabel, fontsize="small")
+    picture.savefig(RESULTS / file, dpi=100)
+
+
+def draw_curves():
+    """The curves of each script, and of the peers beside ours."""
+    tasks = {}
+    for key, entry in sorted(read("peers").items()):
+        tasks.setdefault(key.split(", ")[0], {})["C0" if key.endswith("ours") else "C1"] = entry
+    draw_panels("peers.png", tasks, "return of an evaluation; blue: these scripts, orange: the peers")
+    for script in {*SCRIPTS, "ppod"} - {"ppo_masked"}:  # the figure of its ablation has the curves
+        found = {env_id: {"C0": entry} for env_id, entry in read(f"{script}_scores").items() if " " not in env_id}
+        draw_panels(f"{script}_curves.png", found, "return")
 
 
 KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, total)}
@@ -212,7 +221,7 @@ def page(path):
 
 if __name__ == "__main__":
     draw()
-    draw_peers()
+    draw_curves()
     for path in PAGES:
         if page(path) != path.read_text(encoding="utf-8"):
             path.write_text(page(path), encoding="utf-8")

@@ -5,8 +5,7 @@
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`. The score is the mean
 return of 100 further deterministic episodes of its final weights. Runs lie in runs/scores, so one that was killed is
-resumed. Writes benchmarks/results/ppo_scores.json, a seed at a time, and skips what is there for the same text of the
-script. Without --flags it keeps the learning curve of the first seed as ppo_ENV_ID.png.
+resumed. Writes benchmarks/results/ppo_scores.json, a seed at a time; skips what is there for the script's text.
 """
 
 import argparse
@@ -14,17 +13,16 @@ import csv
 import json
 import re
 import shlex
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
-from common import RESULTS, ROOT, call, keep, missing, stamp, thin
+from common import ROOT, call, keep, missing, stamp, thin
 
 
 def measure(script, env_id, seed, flags, text):
-    """(figures of one run, its folder). A run of the same text that was begun is gone on with."""
+    """Figures of one run. A run of the same text that was begun is gone on with."""
     name = re.sub(r"[^\w.=-]+", "_", f"{Path(script).stem} {env_id} {flags} {seed} {text}")
     folder = ROOT / "runs" / "scores" / name
     memory = None  # of a run that was over before
@@ -42,7 +40,7 @@ def measure(script, env_id, seed, flags, text):
         rows = [(float(row["step"]), float(row["return_mean"])) for row in csv.DictReader(file)]
     figures = {"returns": float(printed.split("weights: ")[1].split()[0]), "steps": run["global_step"]}
     figures |= {"seconds": round(run["seconds"], 1), "memory": memory}
-    return figures | {"curves": thin([row for row in rows if row[1] == row[1]])}, folder  # NaN: no episode was over
+    return figures | {"curves": thin([row for row in rows if row[1] == row[1]])}  # NaN: no episode was over
 
 
 def random_return(env_id):
@@ -72,13 +70,10 @@ def random_return(env_id):
     return total / 100
 
 
-def score(script, env_id, seed, flags, stamped, keep_curve):
+def score(script, env_id, seed, flags, stamped):
     """Measure one run, and write it down."""
-    figures, folder = measure(script, env_id, seed, flags, stamped["text"])
-    name = Path(script).stem
-    keep(f"{name}_scores", f"{env_id} {flags}".strip(), stamped, seed, figures)
-    if keep_curve:
-        shutil.copy(folder / "learning_curve.png", RESULTS / f"{name}_{env_id.replace('/', '-')}.png")
+    figures = measure(script, env_id, seed, flags, stamped["text"])
+    keep(f"{Path(script).stem}_scores", f"{env_id} {flags}".strip(), stamped, seed, figures)
     print(env_id, seed, {field: value for field, value in figures.items() if field != "curves"}, flush=True)
 
 
@@ -102,8 +97,7 @@ def main():
         with ThreadPoolExecutor(args.jobs) as pool:
             jobs = []
             for seed in missing(name, key, stamped["text"], args.seeds):
-                keep_curve = seed == args.seeds[0] and not args.flags
-                jobs.append(pool.submit(score, args.script, env_id, seed, args.flags, stamped, keep_curve))
+                jobs.append(pool.submit(score, args.script, env_id, seed, args.flags, stamped))
         for job in jobs:
             job.result()  # raises what was raised there
 
