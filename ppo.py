@@ -525,7 +525,7 @@ TUNED = {
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 32, "update_epochs": 10, "gamma": 0.999,
                          "ent_coef": 0.0, "total_timesteps": 3_000_000} | NORMALIZE,
-    # after published settings (CleanRL's), not confirmed here
+    # CleanRL's published settings; MuJoCo was run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
