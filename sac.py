@@ -436,7 +436,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
 # Tuned settings per environment (HalfCheetah's are CleanRL's); flags win over them. docs/sac.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
-# Noise that lasts, wider than pi, tries whole landings and steps; with draws from pi, many landers only learn to hover.
+# Noise wider than pi that lasts tries whole landings and strides. With draws from pi, a lander often learns to hover.
 WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
         "exploration_noise": 1.0, "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {

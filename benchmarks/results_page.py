@@ -8,6 +8,7 @@ figure. Where nothing was measured, there is a dash.
 """
 
 import json
+import math
 import re
 import statistics
 
@@ -174,7 +175,7 @@ def draw():
 def draw_panels(file, panels, ylabel):
     """A figure with a panel for each title of {title: {colour: entry}}: a line for each seed, dashed the mean score."""
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
-    rows = -(-len(panels) // columns)
+    rows = math.ceil(len(panels) / columns)
     picture = Figure(figsize=(3.7 * columns, max(2.2 * rows, 3)), layout="constrained")
     for place, (title, entries) in enumerate(panels.items(), start=1):
         axis = picture.add_subplot(rows, columns, place)
