@@ -14,13 +14,11 @@ import random
 import statistics
 import subprocess
 import sys
-import threading
 from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-writing = threading.Lock()
 
 
 def text_of(script, env_id=None):
@@ -77,14 +75,13 @@ def missing(name, key, text, seeds):
 
 def keep(name, key, stamped, seed, figures):
     """Add the figures of one seed to an entry; begin it anew if the text is another."""
-    with writing:
-        report = read(name)
-        if report.get(key, {}).get("text") != stamped["text"]:
-            report[key] = stamped | {"seeds": []}
-        report[key]["seeds"].append(seed)
-        for field, value in figures.items():
-            report[key].setdefault(field, []).append(value)
-        write(name, report)
+    report = read(name)
+    if report.get(key, {}).get("text") != stamped["text"]:
+        report[key] = stamped | {"seeds": []}
+    report[key]["seeds"].append(seed)
+    for field, value in figures.items():
+        report[key].setdefault(field, []).append(value)
+    write(name, report)
 
 
 def call(*command, **environment):

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 import torch
-from common import ROOT, read, write
+from common import read, write
 from speed import ours
 
 CARTPOLE = "--env-id CartPole-v1 --stop-at-return None"
@@ -53,9 +53,8 @@ RATE_OF_A_PEER = re.compile(r"SPS: *([\d.]+)|([\d.]+) sps")
 
 def rate(script, flags, steps, repeats):
     """The median of so many rates of a script; None if it fails."""
-    text = (ROOT / script).read_text(encoding="utf-8")
     try:
-        rates = [ours(text, Path(script).stem, flags, steps // 5, steps - steps // 5) for _ in range(repeats)]
+        rates = [ours(Path(script).stem, flags, steps // 5, steps - steps // 5) for _ in range(repeats)]
     except SystemExit as error:
         print(error, file=sys.stderr)
         return None

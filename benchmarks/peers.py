@@ -1,13 +1,13 @@
-"""These scripts beside Stable-Baselines3 and sb3-contrib: same machine, same environments, same evaluation.
+"""These scripts beside Stable-Baselines3, sb3-contrib and CleanRL: same machine, environments and evaluation.
 
-    python benchmarks/peers.py [NAME …] [--seeds 1 2 3] [--sides ours peer] [--venv FOLDER] [--steps N]
+    python benchmarks/peers.py [NAME …] [--seeds 1 2 3] [--sides ours peer CleanRL] [--venv FOLDER] [--steps N]
 
-NAME: as in PAIRS below, such as "PPO CartPole-v1", or its first word; none: all. The peer has the settings that
-rl-zoo (github.com/DLR-RM/rl-baselines3-zoo, commit 22e3ff2) has tuned for the environment, ours those of TUNED. Each
-side trains on one thread, with 20 episodes after every 20th part of its steps; at the end 100 deterministic episodes
-give the score. Seconds are those of training alone. The threshold is Gymnasium's for the environment. The peers live
-in a virtual environment in FOLDER, which the command makes. Writes benchmarks/results/peers.json, a seed at a time, and
-skips what is there.
+NAME: as in data/rl_zoo.json, such as "PPO CartPole-v1", or its first word; none: all. Ours has the settings of TUNED.
+The peer, Stable-Baselines3 or sb3-contrib, has those that rl-zoo (github.com/DLR-RM/rl-baselines3-zoo, commit 22e3ff2)
+has tuned for the environment; CleanRL's file has its defaults. Each side trains on one thread, with 20 episodes after
+every 20th part of its steps; at the end 100 deterministic episodes give the score. Seconds are those of training alone.
+The threshold is Gymnasium's for the environment. The peers live in virtual environments in FOLDER, which the command
+makes. Writes benchmarks/results/peers.json, a seed at a time, and skips what is there.
 """
 
 import argparse
@@ -25,6 +25,11 @@ from pathlib import Path
 from common import ROOT, call, keep, missing, stamp, thin
 
 PEERS = ["stable-baselines3==2.9.2", "sb3-contrib==2.9.2"]
+PACKAGES = {
+    "peer": ["-r", ROOT / "requirements.txt", "gymnasium[mujoco]", *PEERS],
+    "CleanRL": ["gymnasium[classic-control]==0.29.1", "numpy<2", "tensorboard", "tyro", "torch"],
+}
+CLEANRL = "https://github.com/vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
 THRESHOLDS = {
     "CartPole-v1": 475, "Acrobot-v1": -100, "MountainCar-v0": -110, "MountainCarContinuous-v0": 90,
     "LunarLander-v3": 200, "LunarLanderContinuous-v3": 200, "HalfCheetah-v5": 4800,
@@ -33,7 +38,29 @@ THRESHOLDS = {
 # rl-zoo's settings, under its names. A learning rate or clip range ["linear", x] falls from x to 0. For Taxi it has no
 # settings: these are sb3-contrib's defaults. Where our_timesteps stands, both sides train for fewer steps than tuned.
 ZOO = json.loads((ROOT / "benchmarks/data/rl_zoo.json").read_text(encoding="utf-8"))
+CLEANRL_FILES = {  # what one must read, and the actions that the script's global variables choose for observations
+    "PPO": (["cleanrl/ppo.py"], lambda trained, obs: trained["agent"].actor(obs).argmax(1)),
+    "DQN": (["cleanrl/dqn.py", "cleanrl_utils/buffers.py"], lambda trained, obs: trained["q_network"](obs).argmax(1)),
+}
+CLEANRL_TASKS = [f"{name} {env_id}" for name in CLEANRL_FILES for env_id in ("CartPole-v1", "Acrobot-v1")]
 OURS = {"PPO": "ppo", "DQN": "dqn", "TD3": "ddpg_td3", "SAC": "sac", "ARS": "es", "MaskablePPO": "ppo_masked"}
+
+
+class Watch:
+    """Evaluates after every 20th part of the steps, and stops the clock meanwhile."""
+
+    def __init__(self, score, total):
+        self.score, self.total = score, total
+        self.curve = []
+        self.away = 0.0
+        self.start = time.monotonic()
+
+    def look(self, step):
+        """Evaluate if it is due."""
+        if step >= min((len(self.curve) + 1) * self.total / 20, self.total):
+            begun = time.monotonic()
+            self.curve.append([step, self.score(20), begun - self.start - self.away])
+            self.away += time.monotonic() - begun
 
 
 def train_ours(name, seed, steps, folder):
@@ -114,35 +141,72 @@ def train_peer(name, seed, steps):
             others.training, others.norm_reward, others.obs_rms = False, False, envs.obs_rms
         return float(evaluate_policy(model, others, episodes, deterministic=True)[0])
 
-    class Watch(BaseCallback):
-        """Evaluates after every 20th part of the steps, between two updates, and stops the clock meanwhile."""
-
-        def __init__(self):
-            super().__init__()
-            self.curve = []
-            self.away = 0.0
-
-        def look(self):
-            begun = time.monotonic()
-            self.curve.append([model.num_timesteps, score(20), begun - start - self.away])
-            self.away += time.monotonic() - begun
+    class Callback(BaseCallback):
+        """Looks between two updates."""
 
         def _on_rollout_start(self):
-            if model.num_timesteps >= (len(self.curve) + 1) * total / 20:
-                self.look()
+            watch.look(model.num_timesteps)
 
         def _on_step(self):
             return True
 
-    watch = Watch()
-    start = time.monotonic()
-    model.learn(total, callback=watch)
-    watch.look()
+    watch = Watch(score, total)
+    model.learn(total, callback=Callback())
+    watch.look(model.num_timesteps)
     parts = [model, model.policy, envs, getattr(model, "rollout_buffer", None) or getattr(model, "replay_buffer", None)]
     classes = {kind for part in parts for kind in type(part).__mro__ if kind.__module__.startswith(("stable_", "sb3_"))}
     lines = sum(len(Path(file).read_text().splitlines()) for file in {inspect.getsourcefile(kind) for kind in classes})
     others.seed(seed + 20_000)
     return {"returns": score(100), "steps": model.num_timesteps, "curve": watch.curve, "lines": lines}
+
+
+def train_cleanrl(name, seed, steps, source):
+    """Train and score CleanRL's file in this process: the figures of one run."""
+    import gymnasium
+    import torch
+    from torch.utils import tensorboard
+
+    torch.set_num_threads(1)
+    sys.path.insert(0, source)
+    files, act = CLEANRL_FILES[name.split()[0]]
+    texts = [Path(source, file).read_text(encoding="utf-8") for file in files]
+    env_id, total = name.split()[1], steps or 500_000
+    env = gymnasium.make(env_id)
+    env.reset(seed=seed + 10_000)
+    trained = {"__name__": "__main__", "__file__": files[0]}
+
+    @torch.no_grad()
+    def score(episodes):
+        returns = 0.0
+        for _ in range(episodes):
+            obs, _ = env.reset()
+            over = False
+            while not over:
+                action = act(trained, torch.tensor(obs[None], dtype=torch.float32))[0].numpy()
+                obs, reward, terminated, truncated, _ = env.step(action)
+                returns += float(reward)
+                over = terminated or truncated
+        return returns / episodes
+
+    class Writer:
+        """In place of TensorBoard's: the file makes one before it trains, and reports its speed after an update."""
+
+        def __init__(self, _):
+            self.add_text = self.close = lambda *_: None
+            watch.start = time.monotonic()
+
+        def add_scalar(self, tag, _, step):
+            if tag == "charts/SPS":
+                watch.look(step)
+
+    tensorboard.SummaryWriter = Writer
+    sys.argv = [files[0], "--env-id", env_id, "--seed", str(seed), "--total-timesteps", str(total), "--no-cuda"]
+    watch = Watch(score, total)
+    exec(texts[0], trained)
+    watch.look(total)
+    env.reset(seed=seed + 20_000)
+    lines = sum(len(text.splitlines()) for text in texts)
+    return {"returns": score(100), "steps": total, "curve": watch.curve, "lines": lines}
 
 
 def reached(curve, env_id):
@@ -153,13 +217,22 @@ def reached(curve, env_id):
     return None, None
 
 
-def peer_python(folder):
-    """The interpreter of a virtual environment in which the peers are installed."""
-    python = Path(folder, "Scripts/python.exe" if os.name == "nt" else "bin/python")
+def interpreter(side, folder):
+    """A side's Python, in a virtual environment that is made if there is none; CleanRL's files are brought too."""
+    if side == "ours":
+        return sys.executable
+    python = Path(folder, side, "Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
-        call(sys.executable, "-m", "venv", folder)
-        call(python, "-m", "pip", "install", "-q", "-r", ROOT / "requirements.txt", "gymnasium[mujoco]", *PEERS)
+        call(sys.executable, "-m", "venv", Path(folder, side))
+        call(python, "-m", "pip", "install", "-q", *PACKAGES[side])
+    source = Path(folder, "CleanRL/source")
+    if side == "CleanRL" and not source.exists():
+        call("git", "clone", "-q", CLEANRL[0], source)
+        call("git", "-C", source, "checkout", "-q", CLEANRL[1])
     return python
+
+
+SIDES = {"ours": train_ours, "peer": train_peer, "CleanRL": train_cleanrl}
 
 
 def main():
@@ -167,28 +240,31 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
-    parser.add_argument("--sides", nargs="*", default=["ours", "peer"], choices=["ours", "peer"])
+    parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=list(SIDES))
     parser.add_argument("--venv", default=str(ROOT / "benchmarks/.peers"), metavar="FOLDER")
     parser.add_argument("--steps", type=int, help="of every run, to try the command; nothing is written")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the side that this process, started by another one, trains
     args = parser.parse_args()
     if args.one:
         with tempfile.TemporaryDirectory() as folder:
-            run = train_ours if args.one == "ours" else train_peer
-            more = [folder] if args.one == "ours" else []
-            print("FIGURES", json.dumps(run(args.names[0], args.seeds[0], args.steps, *more)))
+            more = {"ours": [folder], "peer": [], "CleanRL": [f"{args.venv}/CleanRL/source"]}[args.one]
+            print("FIGURES", json.dumps(SIDES[args.one](args.names[0], args.seeds[0], args.steps, *more)))
         return
     for name in [name for name in ZOO if not args.names or name in args.names or name.split()[0] in args.names]:
         script = f"{OURS[name.split()[0]]}.py"
         for side in args.sides:
+            if side == "CleanRL" and name not in CLEANRL_TASKS:
+                continue
             key = f"{name}, {side}"
             stamped = stamp(script, name.split()[1])
             if side == "peer":
                 stamped |= {"text": f"{PEERS} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
+            elif side == "CleanRL":
+                stamped |= {"text": f"{CLEANRL} {PACKAGES[side]}", "commit": f"CleanRL {CLEANRL[1][:7]}"}
             for seed in missing("peers", key, stamped["text"], args.seeds):
-                python = sys.executable if side == "ours" else peer_python(args.venv)
+                command = [interpreter(side, args.venv), __file__, name, "--one", side, "--venv", args.venv]
                 steps = ["--steps", args.steps] if args.steps else []
-                printed, memory = call(python, __file__, name, "--one", side, "--seeds", seed, *steps)
+                printed, memory = call(*command, "--seeds", seed, *steps)
                 figures = json.loads(printed.split("FIGURES")[1])
                 curve = figures.pop("curve")
                 steps_to, seconds_to = reached(curve, name.split()[1])

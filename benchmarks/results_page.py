@@ -97,8 +97,8 @@ def intervals(script):
 
 
 def variants(file):
-    """A table of the entries in a result file, with the columns that hold anything; no script beside its own text."""
-    found = {name: entry for name, entry in read(file).items() if "beside" not in name}
+    """A table of the entries in a result file, with the columns that hold anything."""
+    found = read(file)
     titles = ["mean", "worst seed", "seeds", *list(COLUMNS)[2:], "commit"]
     titles = [title for title in titles if any(cell(entry, title) != "–" for entry in found.values())]
     return table(["", *titles], *[[name, *[cell(entry, title) for title in titles]] for name, entry in found.items()])
@@ -195,10 +195,11 @@ def draw_panels(file, panels, ylabel):
 
 def draw_curves():
     """The curves of each script, and of the peers beside ours."""
-    tasks = {}
+    tasks, colors = {}, {"ours": "C0", "peer": "C1", "CleanRL": "C2"}
     for key, entry in sorted(read("peers").items()):
-        tasks.setdefault(key.split(", ")[0], {})["C0" if key.endswith("ours") else "C1"] = entry
-    draw_panels("peers.png", tasks, "return of an evaluation; blue: these scripts, orange: the peers")
+        task, side = key.split(", ")
+        tasks.setdefault(task, {})[colors[side]] = entry
+    draw_panels("peers.png", tasks, "return of an evaluation; blue: these scripts, orange: the peers, green: CleanRL")
     for script in {*SCRIPTS, "ppod"} - {"ppo_masked"}:  # the figure of its ablation has the curves
         found = {env_id: {"C0": entry} for env_id, entry in read(f"{script}_scores").items() if " " not in env_id}
         draw_panels(f"{script}_curves.png", found, "return")

@@ -1,6 +1,6 @@
 """Scores of a script with its TUNED settings, over several seeds.
 
-    python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 [--seeds 1 2 3 4 5] [--jobs 2] [--flags="…"]
+    python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 [--seeds 1 2 3 4 5] [--flags="…"]
     python benchmarks/scores.py random CartPole-v1 LunarLander-v3    # what random actions get
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`. The score is the mean
@@ -14,7 +14,6 @@ import json
 import re
 import shlex
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -70,20 +69,12 @@ def random_return(env_id):
     return total / 100
 
 
-def score(script, env_id, seed, flags, stamped):
-    """Measure one run, and write it down."""
-    figures = measure(script, env_id, seed, flags, stamped["text"])
-    keep(f"{Path(script).stem}_scores", f"{env_id} {flags}".strip(), stamped, seed, figures)
-    print(env_id, seed, {field: value for field, value in figures.items() if field != "curves"}, flush=True)
-
-
 def main():
     """Measure what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("script")
     parser.add_argument("env_ids", nargs="+")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--flags", default="")
     args = parser.parse_args()
     for env_id in args.env_ids:
@@ -94,12 +85,10 @@ def main():
             continue
         stamped = stamp(args.script, env_id)
         name, key = f"{Path(args.script).stem}_scores", f"{env_id} {args.flags}".strip()
-        with ThreadPoolExecutor(args.jobs) as pool:
-            jobs = []
-            for seed in missing(name, key, stamped["text"], args.seeds):
-                jobs.append(pool.submit(score, args.script, env_id, seed, args.flags, stamped))
-        for job in jobs:
-            job.result()  # raises what was raised there
+        for seed in missing(name, key, stamped["text"], args.seeds):
+            figures = measure(args.script, env_id, seed, args.flags, stamped["text"])
+            keep(name, key, stamped, seed, figures)
+            print(env_id, seed, {field: value for field, value in figures.items() if field != "curves"}, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Run the experiment sheets, and write what came out into the notes for teachers.
 
-    python benchmarks/sheets.py 06 07                # the runs of two sheets, one after the other, and their tables
-    python benchmarks/sheets.py 06 --folder DIR      # runs lie in DIR/runs; those that are finished are not repeated
-    python benchmarks/sheets.py --tables             # no runs: only the tables, of the figures there are
+    python benchmarks/sheets.py 06 07     # the runs of two sheets, one after the other, and the tables of all sheets
+    python benchmarks/sheets.py           # only the tables
 
-The commands are those of exercises/sheets/week-….md. Figures go to benchmarks/results/sheets.json, and from there into
-exercises/teachers/week-….md, between two marks. compare.py is left out: it draws, and adds nothing to the figures.
+The commands are those of exercises/sheets/week-….md. A run that is finished in runs/ is not repeated. Figures go to
+benchmarks/results/sheets.json, and from there into exercises/teachers/week-….md, between two marks. compare.py is left
+out: it draws, and adds nothing to the figures.
 """
 
 import argparse
@@ -17,14 +17,12 @@ import shlex
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 from common import ROOT, number, read, stamp, table, write
 
 SHEETS, TEACHERS = ROOT / "exercises" / "sheets", ROOT / "exercises" / "teachers"
 BEGIN, END = "<!-- figures: written by benchmarks/sheets.py -->", "<!-- end of figures -->"
 LOOP = re.compile(r"^( *)for (\w+) in ([^\n]*); do\n(.*?)^\1done$", re.DOTALL | re.MULTILINE)
-NONE = "These runs have not been made for this note, so figures are not given."
 # What else a sheet asks to look at: columns of metrics.csv, and what is taken of each run's.
 LAST, LARGEST = ("in the end", lambda column: column[-1]), ("at most", max)
 MEAN = ("mean over the run", statistics.mean)
@@ -71,24 +69,20 @@ def figures(week, run):
     return found
 
 
-def runs_of(week):
-    """The commands of a sheet that make a run: all but those of compare.py."""
-    found = commands((SHEETS / f"{week}.md").read_text(encoding="utf-8"))
-    return [command for command in found if command[1] != "compare.py"]
-
-
-def run_sheet(week, folder):
+def run_sheet(week):
     """Make the runs of a sheet that are not finished yet, noting the figures of each."""
-    for python, script, *flags in runs_of(week):
-        run = folder / flags[flags.index("--run-dir") + 1]
+    for python, script, *flags in commands((SHEETS / f"{week}.md").read_text(encoding="utf-8")):
+        if script == "compare.py":
+            continue
+        run = ROOT / flags[flags.index("--run-dir") + 1]
         if not (run / "summary.json").exists():
             print(python, script, *flags, flush=True)
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             command = [sys.executable, str(ROOT / script), *flags, "--no-progress"]
-            subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         setting, seed = run.name.rsplit("-seed-", 1)
         known = read("sheets")
-        made = {field: stamp(script)[field] for field in ("commit", "machine")}
+        made = {"commit": stamp(script)["commit"]}
         known.setdefault(week, {}).setdefault(setting, {})[seed] = figures(week, run) | made
         write("sheets", known)
 
@@ -96,10 +90,8 @@ def run_sheet(week, folder):
 def table_of(week, settings):
     """A Markdown table, a row for each setting: seeds, last evaluations, and means of the other figures."""
     columns = [f"`{column}` {words}" for column, (words, _) in COLUMNS.get(week, [])]
-    made = [run for runs in settings.values() for run in runs.values()]
-    commits, machines = [sorted({run.get(field, "not recorded") for run in made}) for field in ("commit", "machine")]
-    where = f"commit {', '.join(commits)}; machine {', '.join(machines)}; {len(made)} of {len(runs_of(week))} runs"
-    rows = [[f"setting ({where})", "seeds", "last evaluation, mean", "of each seed", *columns]]
+    commits = ", ".join(sorted({run["commit"] for runs in settings.values() for run in runs.values()}))
+    rows = [[f"setting (commit {commits})", "seeds", "last evaluation, mean", "of each seed", *columns]]
     for setting, runs in settings.items():
         seeds = sorted(runs, key=int)
         mean = lambda name: number(statistics.mean(run[name] for run in runs.values()))
@@ -115,7 +107,7 @@ def write_tables():
     for path in sorted(TEACHERS.glob("week-*.md")):
         before, rest = path.read_text(encoding="utf-8").split(BEGIN)
         after = rest.split(END)[1]
-        text = table_of(path.stem, known[path.stem]) if path.stem in known else NONE
+        text = table_of(path.stem, known[path.stem])
         path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
@@ -123,17 +115,9 @@ def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weeks", nargs="*", metavar="WEEK", help="two digits: 01 to 12")
-    parser.add_argument("--folder", type=Path, default=ROOT, help="where runs/ is, or will be")
-    parser.add_argument("--tables", action="store_true", help="only write the tables")
-    args = parser.parse_args()
-    if not args.weeks and not args.tables:
-        parser.error("name weeks, or give --tables")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        for week in args.weeks:
-            run_sheet(f"week-{week}", args.folder.resolve())
-    finally:
-        write_tables()
+    for week in parser.parse_args().weeks:
+        run_sheet(f"week-{week}")
+    write_tables()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Speed of the scripts beside other libraries, or beside their own text at another commit.
+"""Speed of the scripts beside Stable-Baselines3 and sb3-contrib with the same settings.
 
-    python benchmarks/speed.py [NAME …] [--repeats 5] [--peers FOLDER] [--against COMMIT]
+    python benchmarks/speed.py [NAME …] [--repeats 5] [--venv FOLDER]
 
 NAME: as in PAIRS below; none: all of them. Figures are environment steps per second inside training; set-up, the
 first steps and evaluations are left out. The two sides run in alternation, on one thread, in processes of their own,
-and the ratio is the median over the pairs. Peers are installed into a virtual environment in FOLDER. With --against,
-the other side is the same script as it was at COMMIT. Writes benchmarks/results/speed.json and prints a table. Nothing
-else should run on the machine meanwhile.
+and the ratio is the median over the pairs. Peers are installed into a virtual environment in FOLDER. Writes
+benchmarks/results/speed.json and prints a table. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from common import ROOT, call, read, stamp, write
-from peers import peer_python
+from peers import interpreter
 
 NEVER = "--eval-every 1000000000 --checkpoint-every 1000000000 --eval-episodes 1 --no-progress"
 
@@ -38,8 +37,8 @@ model.learn({steps}, reset_num_timesteps=False)
 print("RATE", {steps} / (time.perf_counter() - begin))
 """
 PPO = """
-model = PPO("MlpPolicy", make_vec_env("CartPole-v1", {num_envs}, seed=1), n_steps=128, batch_size=32 * {num_envs},
-            n_epochs=4, learning_rate=2.5e-4, ent_coef=0.01, policy_kwargs=dict(net_arch=[64, 64]), **common)
+model = PPO("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=1), n_steps=128, batch_size=128, n_epochs=4,
+            learning_rate=2.5e-4, ent_coef=0.01, policy_kwargs=dict(net_arch=[64, 64]), **common)
 """
 DQN = """
 model = DQN("MlpPolicy", make_vec_env("CartPole-v1", 1, seed=1), train_freq=4, gradient_steps=1, batch_size=64,
@@ -63,55 +62,25 @@ envs = make_vec_env("Taxi-v4", n_envs=8, seed=1, wrapper_class=ActionMasker, wra
 model = MaskablePPO("MlpPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4, ent_coef=0.01,
                     policy_kwargs=dict(net_arch=[64, 64]), **common)
 """
-# Bare environments: nothing but given actions and resets.
-CARTPOLES = """
-import time, gymnasium as gym, numpy as np
-envs = gym.make_vec("CartPole-v1", 128)
-envs.reset(seed=0)
-resets, begin = 0, time.perf_counter()
-for actions in np.random.default_rng(0).integers(0, 2, (5_000, 128)):
-    _, _, terminated, truncated, _ = envs.step(actions)
-    resets += np.count_nonzero(terminated | truncated)
-print("RATE", (5_000 * 128 - resets) / (time.perf_counter() - begin))
-"""
-TAXI = """
-import time, gymnasium as gym, numpy as np
-env = gym.make("Taxi-v4")
-env.reset(seed=1)
-begin = time.perf_counter()
-for action in np.random.default_rng(0).integers(0, 6, 100_000).tolist():
-    _, _, terminated, truncated, _ = env.step(action)
-    if terminated or truncated:
-        env.reset()
-print("RATE", 100_000 / (time.perf_counter() - begin))
-"""
 ROLLOUT = "--num-steps 128 --num-minibatches 4 --update-epochs 4 --learning-rate 2.5e-4 --gamma 0.99 --gae-lambda 0.95"
 ROLLOUT += " --ent-coef 0.01"
 REPLAY = "--env-id Pendulum-v1 --hidden-sizes 256 256 --batch-size 256 --learning-starts 256 --gamma 0.99"
 DQN_FLAGS = "--num-envs 1 --train-frequency 4 --gradient-steps 1 --batch-size 64 --no-double --hidden-sizes 64 64"
 DQN_FLAGS += " --learning-starts 1000 --buffer-size 10000 --learning-rate 2.5e-4 --no-anneal-lr --tau 1"
 DQN_FLAGS += " --target-network-frequency 500 --exploration-fraction 0.5 --no-normalize-obs"
-SPREAD = "--num-envs 4 --num-steps 25 --update-epochs 5 --num-minibatches 1 --hidden-sizes 128 128"
-PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the other side's code if there is one)
-    "PPO, 4 environments": ("ppo", f"--num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO.format(num_envs=4)),
-    "PPO, 32 environments": ("ppo", f"--num-envs 32 {ROLLOUT}", 8_192, 400_000, PPO.format(num_envs=32)),
+PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's code)
+    "PPO": ("ppo", f"--num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO),
     "DQN": ("dqn", DQN_FLAGS, 2_000, 10_000, DQN),
     "TD3": ("ddpg_td3", f"{REPLAY} --exploration-noise 0.1", 400, 2_000, TD3),
     "SAC": ("sac", REPLAY, 400, 1_500, SAC),
     "masked PPO": ("ppo_masked", f"--env-id Taxi-v4 --num-envs 8 {ROLLOUT}", 8_192, 60_000, MASKED),
-    "ES": ("es", "--population-size 128 --hidden-sizes --stop-at-return 1000", 400_000, 2_000_000, CARTPOLES),
-    "Q-learning": ("qlearning", "--env-id Taxi-v4", 1_000, 100_000, TAXI),
-    "MAPPO": ("mappo", SPREAD, 800, 8_000, None),
-    "MAPPO, recurrent": ("mappo", f"{SPREAD} --recurrent", 800, 8_000, None),
-    "MATD3": ("maddpg_matd3", "", 1_500, 3_000, None),
 }
 
 
-def ours(text, name, flags, warm_up, steps):
-    """Steps per second of a script of this text, between the first row after the warm-up and the last."""
+def ours(script, flags, warm_up, steps):
+    """Steps per second of a script, between the first row after the warm-up and the last."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
-        command = [sys.executable, f"{folder}/{name}.py", *flags.split(), *NEVER.split()]
+        command = [sys.executable, ROOT / f"{script}.py", *flags.split(), *NEVER.split()]
         call(*command, "--total-timesteps", warm_up + steps, "--run-dir", f"{folder}/run")
         with Path(folder, "run/metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
@@ -125,38 +94,24 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peers", default=str(ROOT / "benchmarks/.peers"))
-    parser.add_argument("--against", metavar="COMMIT")
+    parser.add_argument("--venv", default=str(ROOT / "benchmarks/.peers"), metavar="FOLDER")
     args = parser.parse_args()
     for name in args.names or PAIRS:
         script, flags, warm_up, steps, code = PAIRS[name]
-        text = (ROOT / f"{script}.py").read_text(encoding="utf-8")
         pairs = []
         for _ in range(args.repeats):
-            if args.against:
-                before, _ = call("git", "-C", ROOT, "show", f"{args.against}:{script}.py")
-                other = ours(before, script, flags, warm_up, steps)
-            elif code in (CARTPOLES, TAXI):
-                other = float(call(sys.executable, "-c", code)[0].split("RATE")[1])
-            elif code:
-                tail = TAIL.format(warm_up=warm_up, steps=steps)
-                printed, _ = call(peer_python(args.peers), "-c", HEAD + code + tail)
-                other = float(printed.split("RATE")[1])
-            else:
-                break
-            pairs.append((ours(text, script, flags, warm_up, steps), other))
-        if not pairs:
-            continue
+            tail = TAIL.format(warm_up=warm_up, steps=steps)
+            printed, _ = call(interpreter("peer", args.venv), "-c", HEAD + code + tail)
+            pairs.append((ours(script, flags, warm_up, steps), float(printed.split("RATE")[1])))
         ratios = [mine / other for mine, other in pairs]
-        key = f"{name}, beside {args.against}" if args.against else name
         entry = stamp(f"{script}.py") | {
             "ratio": round(statistics.median(ratios), 3),
             "ratios": [round(ratio, 3) for ratio in ratios],
             "ours": [round(mine) for mine, _ in pairs],
             "other": [round(other) for _, other in pairs],
         }
-        write("speed", read("speed") | {key: entry})
-        print(f"{key}: {entry['ratio']:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+        write("speed", read("speed") | {name: entry})
+        print(f"{name}: {entry['ratio']:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 
 
 if __name__ == "__main__":
