@@ -34,7 +34,7 @@ MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
 STUDIES = {  # name: (environments, {variant: its command})
-    "rainbow": (["CartPole-v1", "Acrobot-v1", "LunarLander-v3"], RAINBOW),
+    "rainbow": (["CartPole-v1"], RAINBOW),
     "mappo": (["mpe2.simple_spread_v3"], MAPPO),
     "ppo_rnd": (["MiniGrid-MultiRoom-N4-S5-v1"], RND),
     "ppod": (["MiniGrid-DoorKey-16x16-v0"], PPOD),

@@ -135,7 +135,7 @@ def total(name):
 
 
 def shares():
-    """(script, environment, side, share of the best score, low, high); ppod's MountainCar has another reward."""
+    """(script, environment, side, share of the best score, low, high), where a best score is known."""
     found = []
     for script in SCRIPTS:
         for env_id, entry in read(f"{script}_scores").items():
@@ -145,8 +145,8 @@ def shares():
     for script, env_id, side, returns in found:
         known = PUBLISHED.get(env_id, {})
         rivals = [iqm(others) for _, other, _, others in found if other == env_id]
-        best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", min(rivals))])
-        for worst in read("random").get(env_id, {}).get("returns", []):
+        best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", math.inf)])
+        for worst in read("random").get(env_id, {}).get("returns", []) if best < math.inf else []:
             yield script, env_id, side, *[(x - worst) / (best - worst) for x in (iqm(returns), *interval(returns))]
 
 
@@ -157,12 +157,10 @@ def draw():
     picture = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
     axis = picture.subplots()
     for script, env_id, side, share, low, high in found:
-        row = places[script, env_id] + (0.25 if side == "peer" else 0)
-        style = {"fmt": "o", "color": "C0", "label": "these scripts"}
-        if side == "peer":
-            style = {"fmt": "D", "color": "C1", "label": "the peers"}
+        mark, color, label = {"ours": ("o", "C0", "these scripts"), "peer": ("D", "C1", "the peers")}[side]
+        row = places[script, env_id] + 0.25 * (side == "peer")
         errors = [[max(share - low, 0)], [max(high - share, 0)]]
-        axis.errorbar(share, row, xerr=errors, markersize=4, capsize=2, **style)
+        axis.errorbar(share, row, xerr=errors, fmt=mark, color=color, label=label, markersize=4, capsize=2)
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(places)), [f"{script}.py   {env_id}" for script, env_id in places], fontsize="small")
     axis.set(xlim=(0, 1.1), ylim=(len(places), -1), xlabel="share of the best known score (0: random actions)")
@@ -182,7 +180,10 @@ def draw_panels(file, panels, ylabel):
         for color, entry in entries.items():
             for curve in entry["curves"]:
                 axis.plot([row[0] for row in curve], [row[1] for row in curve], color=color, linewidth=1, alpha=0.8)
-            axis.axhline(statistics.mean(entry["returns"]), color=color, linestyle="--", linewidth=1)
+            axis.plot([0, curve[-1][0]], [statistics.mean(entry["returns"])] * 2, "--", color=color, linewidth=1)
+        if axis.dataLim.y0 < -100 * abs(axis.dataLim.y1):  # from -11,000 to -13, say: as in a learning curve
+            axis.set_yscale("symlog", linthresh=10)
+            axis.set_ylim(top=0)
         axis.set_title(title, fontsize="small")
         axis.tick_params(labelsize="small")
         axis.locator_params(axis="x", nbins=5)

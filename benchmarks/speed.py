@@ -105,13 +105,12 @@ def main():
             pairs.append((ours(script, flags, warm_up, steps), float(printed.split("RATE")[1])))
         ratios = [mine / other for mine, other in pairs]
         entry = stamp(f"{script}.py") | {
-            "ratio": round(statistics.median(ratios), 3),
             "ratios": [round(ratio, 3) for ratio in ratios],
             "ours": [round(mine) for mine, _ in pairs],
             "other": [round(other) for _, other in pairs],
         }
         write("speed", read("speed") | {name: entry})
-        print(f"{name}: {entry['ratio']:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+        print(f"{name}: {statistics.median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
 
 
 if __name__ == "__main__":
