@@ -200,12 +200,12 @@ class ActorCritic(nn.Module):
 def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`, made from the noise of the step before.
 
-    x <- (1 - theta) x + sigma N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
+    x <- (1 - theta) x + scale N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
     for about 1 / theta steps. With theta = 1 the old x has no influence: independent Gaussian noise.
     """
     theta = args.ou_theta if args.noise == "ou" else 1.0
     noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode's first noise is a single draw
+    noise[reset_rows] = 0  # this step only resets these rows; the new episode's noise starts from 0
     return noise
 
 

@@ -16,7 +16,7 @@ target y, and gradient ascent on J improves pi. In y, a' is drawn from pi(.|s');
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
 
 In L, y is a constant. The gradient of J reaches pi through a too: a is a function of s and of noise. k = 1, 2 numbers
-the critics; the lower value makes it less likely that errors raise Q. The target networks Q' follow Q slowly. alpha is
+the critics; taking the lower value keeps errors from raising Q. The target networks Q' follow Q slowly. alpha is
 learnt by descent on E[ -alpha (log pi(a|s) + target entropy) ], which keeps pi's entropy near its target.
 
     python sac.py                                           # Pendulum-v1, a minute
@@ -73,8 +73,8 @@ class Args:
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # gaussian, independent in each step; or ou, correlated (not in SAC)
-    exploration_noise: float = 1.0  # standard deviation of a step's draw, in units of sigma; gaussian, 1: samples of pi
-    ou_theta: float = 0.15  # share of ou noise that decays in a step; 0.15, with exploration_noise 0.53: as wide as pi
+    exploration_noise: float = 1.0  # scale of the noise; 1 with gaussian noise: actions are drawn from pi itself
+    ou_theta: float = 0.15  # share of ou noise that is lost in a step; 0.15 with exploration_noise 0.53: as wide as pi
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -148,7 +148,7 @@ class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q, the target networks Q', which follow them slowly, and the entropy's weight alpha.
 
     Actions are (B, D) in [-1, 1] everywhere except in the environment. But log pi is that of the environment's actions,
-    as in CleanRL. With bounds below ±0.18 no policy reaches the target entropy, and a learnt alpha grows without end.
+    as in CleanRL. Between bounds narrower than ±0.18 even uniform actions miss the target entropy: alpha grows forever.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -226,12 +226,12 @@ def squashed_gaussian(mean, log_std, noise, half_range):
 def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`, made from the noise of the step before.
 
-    x <- (1 - theta) x + sigma N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
+    x <- (1 - theta) x + scale N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
     for about 1 / theta steps. With theta = 1 the old x has no influence: independent Gaussian noise.
     """
     theta = args.ou_theta if args.noise == "ou" else 1.0
     noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # a reset row's action is ignored: the new episode's first noise is a single draw
+    noise[reset_rows] = 0  # this step only resets these rows; the new episode's noise starts from 0
     return noise
 
 
@@ -310,7 +310,7 @@ class ReplayBuffer:
 # -------------------------------------------------------------------------------------------- targets and losses
 def soft_td_targets(rewards, next_values, next_log_probs, terminated, alpha, gamma):
     """y (B,) = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')) for target values (K, B) and
-    log-densities (B,) of the same actions a', which are drawn from pi(.|s')   (arXiv 1812.05905, eqs. 2, 3).
+    log-densities (B,) of the same actions a', which are drawn from pi(.|s')   (arXiv 1812.05905, eqs. 2, 3, 5).
     """
     next_values = next_values.amin(0) - alpha * next_log_probs
     return rewards + gamma * next_values * ~terminated
@@ -402,7 +402,7 @@ def train(args):
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean(), alpha=agent.log_alpha.detach().exp())
             polyak(agent.target_critics, agent.critics, args.tau)
-            if update % args.policy_frequency == 0:  # as in CleanRL: as many updates as the critics'
+            if update % args.policy_frequency == 0:  # as in CleanRL: less often, but no fewer
                 for _ in range(args.policy_frequency):
                     new_actions, log_probs = agent.draw(batch.obs, rng)
                     new_values = torch.stack([critic(batch.obs, new_actions) for critic in agent.critics])
