@@ -107,7 +107,6 @@ def main():
     report = read(f"ablation_{args.name}")
     if report:
         draw(args.name, report)
-        print(f"figure: {RESULTS / f'ablation_{args.name}.png'}")
         print(table_of(f"ablation_{args.name}"))
 
 

@@ -211,10 +211,8 @@ def train_cleanrl(name, seed, steps, source):
 
 def reached(curve, env_id):
     """(steps, seconds) at the first evaluation that reaches the threshold; two None if none does."""
-    for step, score, seconds in curve:
-        if score >= THRESHOLDS[env_id]:
-            return int(step), round(seconds, 1)
-    return None, None
+    found = [(int(step), round(seconds, 1)) for step, score, seconds in curve if score >= THRESHOLDS[env_id]]
+    return found[0] if found else (None, None)
 
 
 def interpreter(side, folder):

@@ -170,7 +170,7 @@ def draw():
     picture.savefig(RESULTS / "overview.png", dpi=110)
 
 
-def draw_panels(file, panels, ylabel):
+def draw_panels(file, panels, ylabel, xscale="linear"):
     """A figure with a panel for each title of {title: {colour: entry}}: a line for each seed, dashed the mean score."""
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
@@ -180,14 +180,16 @@ def draw_panels(file, panels, ylabel):
         for color, entry in entries.items():
             for curve in entry["curves"]:
                 axis.plot([row[0] for row in curve], [row[1] for row in curve], color=color, linewidth=1, alpha=0.8)
-            axis.plot([0, curve[-1][0]], [statistics.mean(entry["returns"])] * 2, "--", color=color, linewidth=1)
+            axis.plot(
+                [curve[0][0], curve[-1][0]], [statistics.mean(entry["returns"])] * 2, "--", color=color, linewidth=1
+            )
         if axis.dataLim.y0 < -100 * abs(axis.dataLim.y1):  # from -11,000 to -13, say: as in a learning curve
-            axis.set_yscale("symlog", linthresh=10)
-            axis.set_ylim(top=0)
+            axis.set(yscale="symlog", ylim=(None, 0))
         axis.set_title(title, fontsize="small")
         axis.tick_params(labelsize="small")
-        axis.locator_params(axis="x", nbins=5)
-        axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:,g}k")
+        axis.set_xscale(xscale)
+        axis.xaxis.set_minor_formatter("")
+        axis.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}M" if step >= 1e6 else f"{step / 1000:g}k")
         axis.grid(alpha=0.3)
     picture.supxlabel("environment steps", fontsize="small")
     picture.supylabel(ylabel, fontsize="small")
@@ -200,7 +202,8 @@ def draw_curves():
     for key, entry in sorted(read("peers").items()):
         task, side = key.split(", ")
         tasks.setdefault(task, {})[colors[side]] = entry
-    draw_panels("peers.png", tasks, "return of an evaluation; blue: these scripts, orange: the peers, green: CleanRL")
+    label = "return of an evaluation (blue: these scripts, orange: the peers, green: CleanRL)"
+    draw_panels("peers.png", tasks, label, "log")
     for script in {*SCRIPTS, "ppod"} - {"ppo_masked"}:  # the figure of its ablation has the curves
         found = {env_id: {"C0": entry} for env_id, entry in read(f"{script}_scores").items() if " " not in env_id}
         draw_panels(f"{script}_curves.png", found, "return")
