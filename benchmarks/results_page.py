@@ -180,9 +180,8 @@ def draw_panels(file, panels, ylabel, xscale="linear"):
         for color, entry in entries.items():
             for curve in entry["curves"]:
                 axis.plot([row[0] for row in curve], [row[1] for row in curve], color=color, linewidth=1, alpha=0.8)
-            axis.plot(
-                [curve[0][0], curve[-1][0]], [statistics.mean(entry["returns"])] * 2, "--", color=color, linewidth=1
-            )
+            ends = [curve[0][0], max(entry["steps"])]
+            axis.plot(ends, [statistics.mean(entry["returns"])] * 2, "--", color=color, linewidth=1)
         if axis.dataLim.y0 < -100 * abs(axis.dataLim.y1):  # from -11,000 to -13, say: as in a learning curve
             axis.set(yscale="symlog", ylim=(None, 0))
         axis.set_title(title, fontsize="small")
