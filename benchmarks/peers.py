@@ -27,7 +27,7 @@ from common import ROOT, call, keep, missing, stamp, thin
 PEERS = ["stable-baselines3==2.9.2", "sb3-contrib==2.9.2"]
 PACKAGES = {
     "peer": ["-r", ROOT / "requirements.txt", "gymnasium[mujoco]", *PEERS],
-    "CleanRL": ["gymnasium[classic-control]==0.29.1", "numpy<2", "tensorboard", "tyro", "torch"],
+    "CleanRL": ["gymnasium[classic-control]==0.29.1", "numpy<2", "tensorboard", "tyro", "torch==2.13.0"],
 }
 CLEANRL = "https://github.com/vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
 THRESHOLDS = {
