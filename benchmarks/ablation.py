@@ -104,10 +104,8 @@ def main():
                 text = text_of(variants[variant].split()[0], env_id)
                 if missing(f"ablation_{args.name}", f"{env_id}, {variant}", text, [seed]):
                     run(args.name, env_id, variant, seed, args.steps)
-    report = read(f"ablation_{args.name}")
-    if report:
-        draw(args.name, report)
-        print(table_of(f"ablation_{args.name}"))
+    draw(args.name, read(f"ablation_{args.name}"))
+    print(table_of(f"ablation_{args.name}"))
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def train_cleanrl(name, seed, steps, source):
     tensorboard.SummaryWriter = Writer
     sys.argv = [files[0], "--env-id", env_id, "--seed", str(seed), "--total-timesteps", str(total), "--no-cuda"]
     watch = Watch(score, total)
-    exec(texts[0], trained)
+    exec(texts[0], trained)  # as __main__; `trained` holds its global variables, so `score` plays its networks
     watch.look(total)
     env.reset(seed=seed + 20_000)
     lines = sum(len(text.splitlines()) for text in texts)
@@ -222,7 +222,7 @@ def interpreter(side, folder):
     python = Path(folder, side, "Scripts/python.exe" if os.name == "nt" else "bin/python")
     if not python.exists():
         call(sys.executable, "-m", "venv", Path(folder, side))
-        call(python, "-m", "pip", "install", "-q", *PACKAGES[side])
+    call(python, "-m", "pip", "install", "-q", *PACKAGES[side])  # quick if they are there
     source = Path(folder, "CleanRL/source")
     if side == "CleanRL" and not source.exists():
         call("git", "clone", "-q", CLEANRL[0], source)
@@ -248,13 +248,15 @@ def main():
             more = {"ours": [folder], "peer": [], "CleanRL": [f"{args.venv}/CleanRL/source"]}[args.one]
             print("FIGURES", json.dumps(SIDES[args.one](args.names[0], args.seeds[0], args.steps, *more)))
         return
-    for name in [name for name in ZOO if not args.names or name in args.names or name.split()[0] in args.names]:
-        script = f"{OURS[name.split()[0]]}.py"
+    tasks = [name for name in ZOO if not args.names or name in args.names or name.split()[0] in args.names]
+    if not tasks:
+        parser.error(f"no such task; there are: {', '.join(ZOO)}")
+    for name in tasks:
         for side in args.sides:
             if side == "CleanRL" and name not in CLEANRL_TASKS:
                 continue
             key = f"{name}, {side}"
-            stamped = stamp(script, name.split()[1])
+            stamped = stamp(f"{OURS[name.split()[0]]}.py", name.split()[1])
             if side == "peer":
                 stamped |= {"text": f"{PEERS} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
             elif side == "CleanRL":
