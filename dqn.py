@@ -9,7 +9,7 @@
 
 A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action with the highest Q,
 sometimes a random one. Store each step in a replay buffer. Draw a random batch of stored steps, and move Q(s, a)
-towards a target y. The target network Q', a copy of Q that lags behind, helps to compute y (arXiv 1509.06461, eq. 4):
+towards a target y. The target network Q', a copy of Q that lags behind, helps to compute y (arXiv 1509.06461):
 
     y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]
 
@@ -84,11 +84,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -240,8 +240,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
 
     Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average: the maximum
-    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    Q' for its theta'). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or gamma^k (B,).
+    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461; Q' is its
+    theta^-). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or rainbow.py's gamma^k (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -368,7 +368,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -425,7 +425,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -445,12 +445,12 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
             kwargs["reward_clipping"] = False
         elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
             kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
             stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
             wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -499,7 +499,7 @@ def make_replay_buffer(args, envs, agent):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -521,7 +521,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -554,14 +554,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -584,7 +584,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -658,7 +658,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -734,7 +734,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -764,7 +764,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

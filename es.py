@@ -57,7 +57,7 @@ class Args:
 
     # algorithm
     population_size: int = 128  # candidates of a generation, an even number: each noise is used with both signs
-    episodes_per_candidate: int = 1  # episodes that each candidate plays; its return is their mean
+    episodes_per_candidate: int = 1  # episodes that each candidate plays; their mean return is its return
     num_generations: int | None = None  # stop after this many generations, even if total_timesteps is not reached
     sigma: float = 0.1  # standard deviation of the noise on theta
     fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # how returns become fitnesses
@@ -65,9 +65,9 @@ class Args:
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate x gradient to theta
     learning_rate: float = 0.05  # alpha, the step size of theta
     weight_decay: float = 0.0  # pulls theta towards zero: this x theta is subtracted from the gradient
-    ars: bool = False  # augmented random search (V2), with default settings of its own; the policy keeps its biases
+    ars: bool = False  # augmented random search (V2), with its own defaults; the paper's policy has no biases, this has
     top_directions: int | None = None  # ARS: learn only from the best directions, this many (b); None: from all
-    action_noise: float = 0.0  # Discrete: softmax temperature, 0: argmax; Box: standard deviation of noise on outputs
+    action_noise: float = 0.0  # in training. Discrete: softmax temperature, 0: argmax; Box: deviation of output noise
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of hidden layers; --hidden-sizes without a number: a linear policy
     normalize_obs: bool = False  # normalise observations by mean and deviation over all earlier generations
     # run
@@ -77,7 +77,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 1_000_000  # environment steps to train for, those of all candidates together
-    stop_at_return: float | None = None  # stop once an evaluation reaches this
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation: theta without any noise, on separate environments
@@ -86,7 +86,7 @@ class Args:
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -161,7 +161,7 @@ def forward(layers, x):
 
 # ---------------------------------------------------------------------------------------------- evolution strategy
 def draw_seeds(args, generation):
-    """Seeds of a generation, one per pair: of the noise (N / 2,), of the episodes (episodes_per_candidate, N / 2)."""
+    """Seeds of a generation, one per pair: for its noise (N / 2,), for its episodes (episodes_per_candidate, N / 2)."""
     pairs = args.population_size // 2
     seeds = np.random.SeedSequence([args.seed, generation]).generate_state((1 + args.episodes_per_candidate) * pairs)
     return seeds[:pairs], seeds[pairs:].reshape(-1, pairs)
@@ -173,7 +173,7 @@ def draw_noise(seeds, size):
 
 
 def make_candidates(theta, noise, sigma):
-    """Candidates (2 x directions, D): rows 2k and 2k + 1 are theta + sigma eps and theta - sigma eps; eps: noise[k]."""
+    """Candidates (2 x directions, D): rows 2k and 2k + 1 are theta + sigma noise[k] and theta - sigma noise[k]."""
     pairs = np.stack([theta + sigma * noise, theta - sigma * noise], axis=1)
     return pairs.reshape(-1, len(theta))
 
@@ -232,7 +232,8 @@ def ars_gradient(returns, noise, top_directions=None):
 def move_theta(policy, optimizer, returns, noise, args):
     """Move theta by one step, computed from the returns (N,) of a generation. Returns figures to log.
 
-    If all returns are equal (deviation up to 1e-6), they teach nothing: theta and Adam's moments stay as they are.
+    If all returns are equal (deviation up to 1e-6), they teach nothing: theta and Adam's moments stay as they are. If
+    only all fitnesses are 0 (see elite), Adam's momentum still moves theta.
     """
     before = policy.theta.clone()
     gradient = torch.zeros_like(before)
@@ -300,8 +301,8 @@ def draw_action_noise(policy, rng, args):
 def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
     """Play all candidates: (mean return of each (N,), sums for ObservationStats (3, inputs)); advances run.step.
 
-    The three arrays have a row for each of the N candidates. This process plays only the candidates `numbers` and fills
-    their rows; it receives the other rows from the processes that have played those candidates.
+    The arrays made here have a row for each of the N candidates. This process plays only `numbers`, and fills their
+    rows; it receives the other rows from the processes that have played those candidates.
     """
     first_step = run.step
     pairs = numbers[::2] // 2  # of these candidates: 2k and 2k + 1 are pair k
@@ -369,7 +370,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; flags win over them. A run ends with the generation that reaches its total.
+# Settings with which training succeeds, per environment; flags win. A run ends with a whole generation.
 ARS = {"ars": True, "hidden_sizes": (), "optimizer": "ascent", "learning_rate": 0.02, "sigma": 0.03,
        "normalize_obs": True}  # fmt: skip
 TUNED = {
@@ -384,7 +385,7 @@ TUNED = {
 
 
 def method_settings(args):
-    """The settings of TUNED for args.env_id. With --ars: ARS instead, unless the environment was tuned with ARS."""
+    """The settings of TUNED for args.env_id. With --ars: ARS instead, unless these are for ARS (also with --no-ars)."""
     settings = TUNED.get(args.env_id, {})
     return ARS if args.ars and "ars" not in settings else settings
 
@@ -478,7 +479,7 @@ def is_native(envs):
 
 
 def make_slots(args, num_envs, render=False, video=None):
-    """A vector environment with Box observations, if asked in a window or filmed. UserError if it fails.
+    """A vector environment with Box observations; in a window or filmed, if asked. UserError if it fails.
 
     Each slot is wrapped in OneEpisode, except in a native vector environment (see is_native).
     """
@@ -498,7 +499,7 @@ def make_slots(args, num_envs, render=False, video=None):
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
         mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -589,7 +590,7 @@ def candidates_of_this_process(args):
 
 
 def make_run(args, policy, envs, **parts):
-    """This process's Run, which num_generations ends as well. Every process has one; only the first one's writes."""
+    """This process's Run; num_generations ends it as well. Every process has one, but only the first one's writes."""
     last = (args.num_generations or math.inf) * args.population_size
 
     class PopulationRun(Run):
@@ -617,7 +618,7 @@ if __name__ == "__main__":
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -639,7 +640,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -672,14 +673,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -702,7 +703,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -776,7 +777,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -852,7 +853,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -882,7 +883,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -8,12 +8,12 @@
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
 
 Each of n agents acts only on its own observation, a^i = mu^i(o^i). During training, its critic Q^i sees the state s and
-the actions of all agents, and learns from stored steps which return to expect. The actor learns to raise Q^i; for the
+the actions of all agents, and learns, from stored steps, what return to expect. The actor learns to raise Q^i; for the
 other agents' actions it takes those that are stored with the step:
 
     y^i = r^i + gamma (1 - terminated) Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),
     L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],
-    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275, eq. 6; gradient of J: 5)
+    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275: eq. 6; the gradient of J: 5)
 
 where Q' and mu' are copies that follow Q and mu slowly. By default (--state-type EP) there is one Q, of the sum of all
 rewards: for cooperative tasks only. With --state-type FP --no-share-policy, as in the paper, each agent has its own Q^i
@@ -65,7 +65,7 @@ class Args:
     twin_q: bool = True  # two critics; the lower of their target values counts; maddpg: False
     policy_frequency: int = 2  # critic updates per update of the actors and of all targets; maddpg: 1
     noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
-    state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward and critic for the team; FP: one of each per agent
+    state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward, critic for the team; FP: one per agent
     share_policy: bool = False  # all agents share one actor (with FP, one critic too); otherwise one for each
     actor_learning_rate: float = 1e-3  # Adam's learning rate for the actors
     critic_learning_rate: float = 1e-3  # Adam's learning rate for the critics
@@ -84,7 +84,7 @@ class Args:
     gumbel_temperature: float = 1.0  # discrete actions: temperature of the softmax that gradients flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of each actor
     critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of each critic; None: as the actors'
-    max_grad_norm: float | None = None  # scale longer gradients (all actors', all critics') down to this norm
+    max_grad_norm: float | None = None  # longer gradients are scaled down to it (all actors' as one, all critics' too)
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of a function like it
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -93,17 +93,17 @@ class Args:
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # play each environment in a process of its own
     total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count); in each, all agents act
-    stop_at_return: float | None = None  # stop once an evaluation reaches this (training episodes explore)
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -111,7 +111,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. Weights start within ±1/sqrt(inputs), as in nn.Linear."""
+    """Linear layers with ReLU between them, as nn.Linear initialises them: uniform within ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -126,14 +126,14 @@ class Agents(nn.Module):
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    An action is in [-1, 1]^A; a Discrete one is one-hot. A joint action holds those of all agents side by side:
+    Agent i's action is in [-1, 1]^A_i; a Discrete one is one-hot. A joint action holds the actions of all agents:
     A_1 + … + A_n numbers. All else that each agent has is a list of n tensors, for example actions (B, A_i).
 
         --state-type          EP                      FP
         rewards and ends      one for all agents      one for each agent
         rows with a target    B, for a batch of B     n·B: B for the first agent, then B for the second, and so on
         critics               one for all agents      one for each agent; with --share-policy, one for all
-        a twin                a list of one critic    a list of one critic or n
+        a twin (1 or 2)       a list of one critic    a list of one critic or n
         a critic's input      state, joint action     the agent's own observation, state, joint action
     """
 
@@ -155,7 +155,7 @@ class Agents(nn.Module):
             self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
         if args.share_policy:  # the list then holds the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics = nn.ModuleList([self.new_critics()])  # one twin or two; each twin is a list of critics
+        self.critics = nn.ModuleList([self.new_critics()])  # one twin, or two with twin_q; each is a list of critics
         if args.twin_q:  # with its own weights: a copy of the first twin would learn the same
             self.critics.append(self.new_critics())
         self.target_actors = copy.deepcopy(self.actors)
@@ -290,7 +290,7 @@ def gumbel_softmax(logits, noise, temperature):
 # -------------------------------------------------------------------------------------------------- replay buffer
 # N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends; an environment has
 # G of them: one (EP), or one for each agent (FP). G·B entries are the B of the first stream, then the B of the
-# second, and so on. There are G·B next rows too, as each stream's n-step window may end in another step.
+# second, and so on. There are G·B next rows too: the n-step windows of two streams may end in different steps.
 
 OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
@@ -433,14 +433,14 @@ def store_step(buffer, agents, rows, reset_rows, actions, result):
 
 # --------------------------------------------------------------------------------------------- targets and losses
 def smoothed(actions, noise, clip):
-    """Target policy smoothing: mu'(s') + clip(epsilon, -c, c), within [-1, 1]   (arXiv 1802.09477, section 5.3)."""
+    """Smoothing: mu'(s') + clip(epsilon, -c, c)   (arXiv 1802.09477, section 5.3), within [-1, 1] as in its code."""
     return (actions + noise.clamp(-clip, clip)).clamp(-1, 1)
 
 
 def critic_targets(rewards, next_values, terminated, gamma):
     """y (B,) = r + gamma (1 - terminated) min_k Q'_k(s', a'), from target values (K, B)   (arXiv 1802.09477, eq. 10).
 
-    With K = 1 it is DDPG's target (arXiv 1509.02971, algorithm 1).
+    With K = 1 critic it is DDPG's target (arXiv 1509.02971, algorithm 1).
     """
     return rewards + gamma * next_values.amin(0) * ~terminated
 
@@ -499,7 +499,7 @@ def critics_loss(agents, batch, targets):
 
 
 def actors_loss(agents, batch, rng):
-    """(loss, mean square of the actors' outputs): the mean of -J(mu^i) over agents   (arXiv 1706.02275, eq. 5)."""
+    """(loss, mean square of the actors' outputs): mean of -J(mu^i) over agents (gradient: arXiv 1706.02275, eq. 5)."""
     own, outputs = agents.choose(agents.actors, batch.rows, rng)
     # In copy i only a^i carries a gradient, so one backward pass serves all actors. As in TD3, twin 2 has no say here.
     joint = in_turn(own, batch.actions.split(agents.action_sizes, dim=1))
@@ -513,7 +513,7 @@ def actors_loss(agents, batch, rng):
 def updates_due(step_before, step, args):
     """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
 
-    All environments' steps count, so num_envs does not change updates per step. The first comes after learning_starts.
+    All environments' steps count, whatever num_envs is. The first update is after max(learning_starts, batch_size).
     """
     rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
     rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
@@ -564,7 +564,7 @@ def train(args):
             run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
             if update % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of actors and all targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
-                loss = actor_loss + args.output_penalty * squares  # the penalty is not in the papers
+                loss = actor_loss + args.output_penalty * squares  # as in MADDPG's code: against saturated outputs
                 actor_optimizer.zero_grad()
                 loss.backward(inputs=list(agents.actors.parameters()))  # no gradients for the critics
                 if args.max_grad_norm is not None:
@@ -595,7 +595,7 @@ ALGORITHMS = {
     "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
-# Settings that learn, per environment; flags win over them. docs/maddpg_matd3.md has their scores.
+# Settings with which training succeeds, per environment; flags win. docs/maddpg_matd3.md has their scores.
 PARTICLES = {"env_kwargs": '{"continuous_actions": true}', "num_envs": 8, "gamma": 0.95, "tau": 0.01}
 FASTER = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "train_frequency": 2}
 TUNED = {
@@ -615,7 +615,7 @@ tuned_settings = matd3_settings  # as the run section calls it
 
 
 def check_algorithm(args):
-    """UserError if --algorithm is not what the settings say: in Args(algorithm="ddpg"), or beside --config."""
+    """UserError if --algorithm is not what the settings say, as in Args(algorithm=…) alone, or beside --config."""
     for name, settings in ALGORITHMS.items():
         given = {key: getattr(args, key) for key in settings}
         if args.algorithm not in (None, name) and given == settings:
@@ -825,7 +825,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
         in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
 
 
@@ -849,7 +849,7 @@ def choose_device(args, image=False):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -871,7 +871,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -904,14 +904,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -934,7 +934,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -1008,7 +1008,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -1084,7 +1084,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -1114,7 +1114,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -8,13 +8,13 @@
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
 
 A team of n agents shares one reward. Each acts only on its own observation o^i; during training, one critic V sees the
-state s of the whole team. Every agent does PPO, with its own ratio r^i of new to old policy and the advantage A of
-the team's return (one for all; with --state-type FP, each agent has its own estimate; arXiv 2103.01955, appendix A):
+state s of the whole team. Every agent does PPO, with its own ratio r^i of new to old policy, but with one advantage A
+for all, that of the team's return (--state-type FP: each agent has its own estimate). arXiv 2103.01955, appendix A:
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
 HAPPO updates separate policies one after the other, in random order. For the next policy, A is multiplied by the ratios
-of the policies already updated, A prod_j r^j, so it adapts to what these teammates do now (arXiv 2109.11251).
+r^j of all policies j updated before it: it learns what pays with these teammates as they are now (arXiv 2109.11251).
 
     python mappo.py                                                          # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
@@ -57,7 +57,7 @@ class Args:
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own
     happo: bool = False  # HAPPO: update one policy after the other, in random order; needs --no-share-policy
-    state_type: Literal["EP", "FP"] = "EP"  # input of the critic. EP: one state for all; FP: a state for each agent
+    state_type: Literal["EP", "FP"] = "EP"  # the critic's input. EP: one state for all; FP: one per agent (share_obs)
     action_factor: int = 0  # split Discrete actions in two: action % this and action // this; 0: do not split
     recurrent: bool = False  # add a GRU to actors and critic
     data_chunk_length: int = 25  # with --recurrent: gradients flow back through this many steps; 0: the whole rollout
@@ -93,11 +93,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -237,9 +237,9 @@ class Team(nn.Module):
     def share_obs(self, team_rows):
         """What the critic sees of rows (L, N, …): the state (L, N, S), or with FP a state for each agent, (L, N·n, S).
 
-        The state is the environment's own, or else all observations side by side. With FP the agent's own observation
-        comes before it; once the agent is dead, both are zeros. (The MAPPO paper calls this AS. Its FP also removes
-        duplicate entries, and a dead agent's zeros come with the agent's ID.)
+        The state is the environment's own, or else all observations side by side (EP, environment-provided). With FP
+        the agent's own observation comes before it; once the agent is dead, both are zeros. (The MAPPO paper calls this
+        AS, agent-specific; its FP, feature-pruned, also drops duplicate entries, and a dead agent's zeros have its ID.)
         """
         state = team_rows[..., self.layout.state]
         if self.args.state_type == "EP":
@@ -299,7 +299,7 @@ class Team(nn.Module):
         self.memory = self.first_states(num_envs)
 
     def act(self, team_rows):
-        """The most likely actions, as the environment takes them; `memory` keeps the recurrent states between calls."""
+        """The most likely actions, as the environment takes them; call begin_episodes first, which clears `memory`."""
         no_resets = np.zeros(len(team_rows), bool)
         all_actions, self.memory = self.sample(team_rows, self.memory, no_resets, [0] * len(self.actors))
         return self.to_env(all_actions)
@@ -309,7 +309,7 @@ class Team(nn.Module):
 # next_values[t] is the critic's value of the observation after step t. After termination it counts as 0, as nothing
 # follows. After truncation it stands for the rewards that were cut off. If both flags are set, terminated wins.
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t) for the critic to learn), each (T, N).
 
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
@@ -433,14 +433,14 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from actions of mu, r = pi/mu: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    """Estimate of KL(mu || pi), mu the policy that acted, r = pi/mu: E[(r - 1) - log r], unbiased, never negative."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
 def huber_value_loss(values, old_values, returns, huber_delta, clip_coef=None):
     """Mean Huber loss of tensors (B,): e²/2 for errors |e| up to delta, linear beyond.
 
-    With `clip_coef`, moving a value further than this from its old one gains nothing (arXiv 2103.01955, appendix A).
+    With `clip_coef`, moving a value by more than this cannot lower its loss (arXiv 2103.01955, appendix A).
     """
     errors = nn.functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
     if clip_coef is not None:
@@ -468,7 +468,7 @@ def team_policy_loss(actor, batch, args):
 
 
 def team_value_loss(critic, batch, args):
-    """(the loss of CriticSteps (L, C, …), a dict of figures to log). Returns must be in the units of values."""
+    """(the loss of CriticSteps (L, C, …), a dict of figures to log). Returns must be normalised if values are."""
     values, _ = critic(batch.share_obs, batch.rnn_states, batch.reset_rows)
     values = values.squeeze(2)[batch.active]
     clip_coef = args.clip_vloss_coef if args.clip_vloss else None
@@ -577,7 +577,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; flags win over them. docs/mappo.md has their scores.
+# Settings with which training succeeds, per environment; flags win. docs/mappo.md has their scores.
 PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
 TUNED = {
     "mpe2.simple_spread_v3": PARTICLES,
@@ -700,7 +700,7 @@ def chunk_length(args):
 
 
 def can_be_split(space, size):
-    """Whether actions are Discrete(n), n a larger multiple of `size`, which makes action % size, action // size a pair.
+    """Whether actions are Discrete(n), n a larger multiple of `size`: (action % size, action // size) are its factors.
 
     mpe2 makes one number of a move (one of five) and a message. A policy with one logit for each such number has to
     learn the message separately for every move; with two factors it learns to move, and to speak.
@@ -878,7 +878,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
         in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
 
 
@@ -937,7 +937,7 @@ make_agent = make_team  # as the run section calls it
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -959,7 +959,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -992,14 +992,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -1022,7 +1022,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -1096,7 +1096,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -1172,7 +1172,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -1202,7 +1202,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

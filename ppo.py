@@ -8,9 +8,8 @@
 """Proximal policy optimisation (PPO), all of it, in this one file.
 
 Play T steps in N environments, compare what each action brought with what the critic had expected (the difference is
-the action's advantage A), and make the better actions likelier. Several epochs of gradient steps reuse the same data,
-so the policy pi moves away from the old policy that collected it. Clipping removes the incentive to move the ratio r of
-the two far from 1:
+the action's advantage A), and make the better actions likelier. Several epochs reuse the same data, so the policy pi
+moves away from pi_old, which collected it. Clipping removes the incentive to move their ratio r far from 1:
 
     L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / pi_old(a|s)     (arXiv 1707.06347, eq. 7)
 
@@ -19,6 +18,7 @@ the two far from 1:
     python ppo.py --evaluate runs/DIR --render               # watch the trained agent
 
 Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices arXiv 2006.05990.
+The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
 import json
@@ -61,8 +61,8 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
-    rho_clip: float = 1.0  # V-trace: bound of the ratio that weighs temporal differences
-    c_clip: float = 1.0  # V-trace: bound of the ratio that carries them back in time
+    rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/mu that weighs each temporal difference
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/mu that carries differences back in time
     norm_adv: bool = True  # normalise advantages over each minibatch; with V-trace, over the rollout
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -70,7 +70,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -89,11 +89,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -172,7 +172,7 @@ class Agent(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
-        """The input of actor and critic: images (B, …) through the CNN, vectors flat and normalised."""
+        """The input of actor and critic: images (B, …) through the CNN, vectors flat, normalised if args say so."""
         if self.image:
             return self.cnn(obs)
         obs = obs.reshape(len(obs), -1).float()
@@ -249,7 +249,7 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t) for the critic to learn), each (T, N).
 
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
@@ -267,7 +267,7 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, log_rati
     """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu, where pi is the policy now, mu played.
 
     v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
-    rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)       (arXiv 1802.01561, remark 1 and section 4.2)
+    rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu), delta_t as in GAE   (arXiv 1802.01561, section 4, remark 1)
     Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. With a mask `played`, r + gamma v_{t+1} - V_t is
     normalised over its rows before rho weighs it: where rho = pi/mu, subtracting their mean then adds no bias.
     """
@@ -346,7 +346,7 @@ class RolloutBuffer:
         return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, mu_log_probs, args):
-        """Set what else Batch names, each (T, N), and `played`, from log_probs (T, N) and values (T + 1, N) of pi_old.
+        """Set `played` and Batch's other fields, each (T, N), from pi_old's log_probs (T, N) and values (T + 1, N).
 
         With V-trace, rho corrects from mu to pi_old and the loss's ratio from pi_old to pi, so nothing counts twice.
         """
@@ -392,7 +392,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value by more cannot lower its error."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -406,7 +406,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from actions of mu, r = pi/mu: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    """Estimate of KL(mu || pi), mu the policy that acted, r = pi/mu: E[(r - 1) - log r], unbiased, never negative."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -494,7 +494,7 @@ LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_minibatc
 RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
@@ -502,7 +502,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; flags win over them. A run ends with the rollout that reaches its total.
+# Settings with which training succeeds, per environment; flags win. A run ends with the rollout that reaches its total.
 NORMALIZE = {"normalize_obs": True, "normalize_reward": True}
 LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "num_minibatches": 32, "learning_rate": 1e-3, "gamma": 0.999,
                 "gae_lambda": 0.98, "total_timesteps": 990_000} | NORMALIZE  # fmt: skip
@@ -525,7 +525,7 @@ TUNED = {
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 32, "update_epochs": 10, "gamma": 0.999,
                          "ent_coef": 0.0, "total_timesteps": 3_000_000} | NORMALIZE,
-    # CleanRL's published settings; MuJoCo was run with one seed, Atari not at all
+    # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
@@ -542,7 +542,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -608,7 +608,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -628,12 +628,12 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
             kwargs["reward_clipping"] = False
         elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
             kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
             stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
             wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -674,7 +674,7 @@ def make_agent(args, envs):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -696,7 +696,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -729,14 +729,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -759,7 +759,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -833,7 +833,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -909,7 +909,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -939,7 +939,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

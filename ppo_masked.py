@@ -71,7 +71,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
@@ -89,11 +89,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -249,7 +249,7 @@ class MaskedAgent(nn.Module):
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t) for the critic to learn), each (T, N).
 
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
@@ -412,7 +412,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value by more cannot lower its error."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -426,7 +426,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from actions of mu, r = pi/mu: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    """Estimate of KL(mu || pi), mu the policy that acted, r = pi/mu: E[(r - 1) - log r], unbiased, never negative."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -513,13 +513,13 @@ RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"num_steps": (2, 1e15), "gamma": (0, 1), "gae_lambda": (0, 1)}
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
 SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; flags win over them. docs/ppo_masked.md says how they were confirmed.
+# Settings with which training succeeds, per environment; flags win. docs/ppo_masked.md says how they were confirmed.
 TUNED = {
     "Taxi-v4": {"num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98, "ent_coef": 0.01, "total_timesteps": 300_000},
 }
@@ -536,7 +536,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -737,7 +737,7 @@ def make_masked_envs(args, num_envs, render=False, video=None):
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
         mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -788,7 +788,7 @@ make_agent = make_masked_agent  # as the run section calls it
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -810,7 +810,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -843,14 +843,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -873,7 +873,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -947,7 +947,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -1023,7 +1023,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -1053,7 +1053,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -15,8 +15,8 @@ its error on the next observation s' measures how new s' is:
     r_int = mean over features of (g(s') - f(s'))^2     (arXiv 1810.12894, section 2.2; a sum there, a mean in its code)
 
 Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic (section 2.3).
-Extrinsic returns end with the episode. Intrinsic returns go on into the next episode: an agent that dies while
-exploring can explore again there, after walking the same way once more. PPO's advantage is c_ext A_ext + c_int A_int.
+Extrinsic returns end with the episode. Intrinsic returns go on into the next: an agent that dies while exploring has
+lost only the way back to that place, not all novelty to come. PPO's advantage is c_ext A_ext + c_int A_int.
 All else is as in ppo.py with GAE; `diff ppo.py ppo_rnd.py` compares them.
 
     python ppo_rnd.py                                        # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
@@ -80,7 +80,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of both critics'; None: as the actor's
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -99,11 +99,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -182,7 +182,7 @@ class Agent(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
-        """The input of actor and critic: images (B, …) through the CNN, vectors flat and normalised."""
+        """The input of actor and critic: images (B, …) through the CNN, vectors flat, normalised if args say so."""
         if self.image:
             return self.cnn(obs)
         obs = obs.reshape(len(obs), -1).float()
@@ -288,7 +288,7 @@ class RND(nn.Module):
         """Novelty (B,) of a tensor of observations (B, …): the squared error of the prediction, mean over features."""
         # Clipped to ±5 (section 2.4): an entry that was constant has a deviation near 0, its first change is huge.
         x = self.obs_stats(obs.float()).clamp(-5, 5)
-        if self.image:  # with all stacked frames; in the paper, these two networks see only the last one
+        if self.image:  # all stacked frames; in the paper, predictor and target see only the last one
             x = 255 * x  # because NatureCNN divides by 255
         return ((self.predictor(x) - self.target(x)) ** 2).mean(1)
 
@@ -310,7 +310,7 @@ class RND(nn.Module):
     def scale(self, novelty, reset_rows, gamma):
         """Divide novelty (T, N) by the running deviation of G_t = novelty_t + gamma G_{t-1}, a sum over the past.
 
-        G stands in for the return (section 2.4; the paper's code does the same), which would need the future. In each
+        Section 2.4 names the return, which needs the future; the paper's code takes G instead, as here. In each
         environment it runs on across the ends of episodes and rollouts; only reset rows are skipped. No mean is
         subtracted: otherwise observations that are less new than usual would be punished.
         """
@@ -335,7 +335,7 @@ class RND(nn.Module):
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t) for the critic to learn), each (T, N).
 
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
@@ -485,7 +485,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value by more cannot lower its error."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -499,7 +499,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from actions of mu, r = pi/mu: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    """Estimate of KL(mu || pi), mu the policy that acted, r = pi/mu: E[(r - 1) - log r], unbiased, never negative."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -571,7 +571,7 @@ def train(args):
                 loss, figures = curious_loss(agent, batch, args)
                 predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
                 optimizer.zero_grad()
-                (loss + predictor_loss).backward()  # in one call, though they share no weights
+                (loss + predictor_loss).backward()  # they share no weights: one call is merely shorter
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # not the predictor's gradients
                 optimizer.step()
                 run.log(**figures, predictor_loss=predictor_loss.detach())
@@ -580,7 +580,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now (algorithm 1: before learning)
+        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now (in the paper, before the epochs)
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()
 
@@ -592,7 +592,7 @@ RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
 RANGES |= {"gamma": (0, 1), "intrinsic_gamma": (0, 1), "gae_lambda": (0, 1)}
 RANGES |= {"predictor_share": (1e-6, 1)} | dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "predictor's error", "entropy": "policy's entropy"}
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
@@ -600,11 +600,11 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; flags win over them. A run ends with the rollout that reaches its total.
+# Settings with which training succeeds, per environment; flags win. A run ends with the rollout that reaches its total.
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
-    # ppo.py's settings, tried with one seed: where rewards are frequent, curiosity does no harm
+    # ppo.py's settings, tried with one seed: rewards are frequent here, and curiosity did no harm
     "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
                     "intrinsic_gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000},
 }  # fmt: skip
@@ -621,7 +621,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -700,7 +700,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -720,12 +720,12 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
             kwargs["reward_clipping"] = False
         elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
             kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
             stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
             wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -782,7 +782,7 @@ def make_rnd(args, envs, device):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -804,7 +804,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -837,14 +837,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -867,7 +867,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -941,7 +941,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -1017,7 +1017,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -1047,7 +1047,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
 Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays demonstrations; one is
-enough to begin with. At the end of each episode or replay, a slot of the vector environment draws what it shows next:
+enough to begin with. After each episode or replay, a slot of the vector environment draws what it shows next:
 
     with probability rho                                  a reward demo,
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
@@ -16,9 +16,9 @@ enough to begin with. At the end of each episode or replay, a slot of the vector
 
 A replay copies a demo's steps into the rollout. The current critic gives their values; their old log-probability is
 log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits steps that were better than expected, but
-they weigh little while pi is small. The agent's own episodes become reward demos if their return is good, or value
-demos if the critic gave some state in them a high value. Each new reward demo moves probability from phi to rho. All
-else is PPO, with or without a GRU.
+they weigh little while pi is small. Good episodes of the agent become reward demos; others become value demos, while
+there is room or if the critic gave some state a higher value than those there have. With value demos, each new reward
+demo moves probability from phi to rho. All else is PPO, with or without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
@@ -65,7 +65,7 @@ class Args:
     # each new reward demo moves phi / N from phi to rho; N: room for value demos (capacity), or their number (current)
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    initial_reward_threshold: float | None = None  # least return for a reward demo; None: the demos' lowest, if above 0
+    initial_reward_threshold: float | None = None  # least return for a reward demo; None: the demos' lowest, or any > 0
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo that may be dropped
@@ -91,7 +91,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in the last minibatch of one exceeds this
+    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
@@ -102,7 +102,7 @@ class Args:
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order; without a dot: a class of this script
     max_episode_steps: int | None = None  # truncate episodes after this many steps
-    max_episode_return: float = math.inf  # truncate episodes whose return reaches this; inf: never (see draw_next)
+    max_episode_return: float = math.inf  # truncate episodes whose return reaches this; inf: never
     total_timesteps: int = 500_000  # environment steps to train for (neither resets nor replays count)
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
     seed: int = 1  # seed of everything that is drawn at random
@@ -110,11 +110,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 5  # episodes of an evaluation, on separate environments; few, because failures are long
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -151,7 +151,7 @@ def gaussian(mean, actions, log_std):
 
 
 class RecurrentAgent(nn.Module):
-    """Actor and critic: two linear layers on a shared trunk, an MLP and, if recurrent, a GRU (arXiv 1406.1078).
+    """Actor and critic: two linear layers on one shared trunk: an MLP, then, if recurrent, a GRU (arXiv 1406.1078).
 
     A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has
     several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
@@ -290,7 +290,7 @@ class RecurrentAgent(nn.Module):
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages, lambda-returns), each (T, N).
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t) for the critic to learn), each (T, N).
 
     A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
@@ -305,7 +305,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 # B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there in the rollout. All
-# rows but reset rows are trained on. old: of the agent that played the rollout; for replays see certain_log_prob.
+# rows but reset rows are trained on. old_*: from the agent that played the rollout; for replays, certain_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -651,7 +651,7 @@ class PPODBuffer:
     def save_demos(self, is_finished):
         """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
-        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human demos are left out.
+        In `reward` the return decides, in `value` max_value; 0.npz is the best. Not human demos. Old higher ranks stay.
         """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
@@ -704,7 +704,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value further does not lower it."""
+    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value by more cannot lower its error."""
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -718,7 +718,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """KL(mu || pi) from actions of mu, r = pi/mu: E[(r - 1) - log r], unbiased and never negative (Schulman's k3)."""
+    """Estimate of KL(mu || pi), mu the policy that acted, r = pi/mu: E[(r - 1) - log r], unbiased, never negative."""
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
@@ -820,7 +820,7 @@ RANGES = {"num_steps": (2, 1e15)} | dict.fromkeys(LEAST_1, (1, 1e15))
 RANGES |= dict.fromkeys("gamma gae_lambda rho phi".split(), (0, 1))
 RANGES |= dict.fromkeys("stop_at_return max_episode_return initial_reward_threshold".split(), (-1e15, math.inf))
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
@@ -828,7 +828,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings that learn, per environment; flags win over them. docs/ppod.md has the evidence for them.
+# Settings with which training succeeds, per environment; flags win. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": {
@@ -862,7 +862,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -1022,7 +1022,7 @@ class GoalReward(gym.Wrapper):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -1042,12 +1042,12 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
             kwargs["reward_clipping"] = False
         elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
             kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
             stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
             wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -1095,7 +1095,7 @@ make_agent = make_recurrent_agent  # as the run section calls it
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -1117,7 +1117,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -1150,14 +1150,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -1180,7 +1180,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -1254,7 +1254,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -1330,7 +1330,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -1360,7 +1360,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -73,16 +73,16 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     total_timesteps: int = 500_000  # environment steps to train for; the episode that reaches them is played to its end
-    stop_at_return: float | None = None  # stop once an evaluation reaches this
+    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with the best actions of the table
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, which are written between episodes; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, written between episodes; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # table that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -106,7 +106,7 @@ class QTable:
         self.tables = np.zeros(self.shape).tolist()
 
     def state(self, obs, run=None):
-        """The number of an observation's row: its digits are the bins. With `run`, UserError unless all is finite."""
+        """The number of an observation's row, 0 to prod(bins) - 1. With `run`, UserError if an array holds a NaN."""
         if not isinstance(obs, np.ndarray | tuple):  # an integer, of a Discrete space
             return bisect(self.edges[0], obs)
         numbers = obs if isinstance(obs, tuple) else obs.ravel().tolist()
@@ -124,7 +124,7 @@ class QTable:
         return [a + b for a, b in zip(self.tables[0][state], self.tables[1][state])]
 
     def act(self, obs):
-        """The best action (of equals the first) for each observation of a batch, as the environment numbers it."""
+        """The best action (the first of equal ones) for each observation of a batch, as the environment numbers it."""
         batch = zip(*obs) if isinstance(obs, tuple) else obs  # a Tuple space gives a tuple of arrays
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
@@ -271,7 +271,7 @@ EXPLORES = True  # training takes random actions as well: only an evaluation say
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
 SUFFIX = ".npz"  # of models and checkpoints
 
-# Settings that learn, per environment; flags win over them. A run ends with the episode that reaches its total.
+# Settings with which training succeeds, per environment; flags win. A run ends with the episode that reaches its total.
 TUNED = {
     "CliffWalking-v1": {"total_timesteps": 50_000, "learning_rate": 0.5, "anneal_lr": True, "gamma": 1.0,
                         "max_episode_steps": 1000},
@@ -311,7 +311,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_table_envs(args, num_envs, render=False, video=None):
-    """A vector environment, if asked in a window or filmed; `envs` lists its single ones. UserError if it fails."""
+    """A vector environment; `envs` lists its single ones. If asked, in a window or filmed. UserError if it fails."""
     try:
         kwargs = dict(**json.loads(args.env_kwargs))
         wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in args.wrappers]
@@ -324,7 +324,7 @@ def make_table_envs(args, num_envs, render=False, video=None):
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
         return gym.make_vec(args.env_id, num_envs, vectorization_mode="sync", wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
 
 
@@ -424,7 +424,7 @@ def draw_grid(figure, agent, values, best):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -446,7 +446,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -479,14 +479,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -509,7 +509,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -583,7 +583,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -659,7 +659,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -689,7 +689,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -15,8 +15,8 @@
     --noisy           noise in the weights explores; the network learns how strong it should be    (arXiv 1706.10295)
 
 Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a) = sum of z p. Let
-R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and a* = argmax_a Q(s_n, a). If the return from s_n is z,
-that from s_0 is y. The target network gives z, and so y, the probability p'. Phi shares it among the atoms next to y:
+R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and a* = argmax_a Q(s_n, a). A return z from s_n makes a
+return y from s_0: y is as likely as z, p' in the target network. Phi divides p' between the two atoms around y:
 
     y = R + gamma^n (1 - terminated) z,   L = E[ KL( Phi(y, p'(s_n, a*))  ||  p(s_0, a_0) ) ]
 
@@ -105,11 +105,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -243,7 +243,7 @@ class RainbowNetwork(nn.Module):
             noisy_layer.draw_noise(rng)
 
     def mean_sigma(self):
-        """Mean over the noisy layers of their mean |sigma|: how strongly they still explore; 0 without --noisy."""
+        """Mean over the noisy layers of their mean |sigma_W|: how strongly they still explore; 0 without --noisy."""
         sigmas = [noisy_layer.sigma_weight.detach().abs().mean() for noisy_layer in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
 
@@ -368,7 +368,7 @@ class NStepBuffer:
         return slots, torch.as_tensor(weights, device=self.device), self.get(slots)
 
     def update_priorities(self, slots, errors):
-        """Set the priorities of these slots from the errors or KL losses (B,). Without priorities, do nothing."""
+        """Set the priorities of these slots from their errors or KL losses (B,). Without priorities, do nothing."""
         if self.tree is not None:
             self.tree.update(slots, errors.cpu().numpy())
 
@@ -419,7 +419,7 @@ class SumTree:
         self.write(slots, self.highest)
 
     def update(self, slots, errors):
-        """Set the priorities of these slots from the errors or KL losses (B,). Without priorities, do nothing."""
+        """Set the priorities of these slots from their errors or KL losses (B,); raise `highest` if one is higher."""
         priorities = (np.abs(errors) + 1e-6) ** self.alpha
         self.highest = max(self.highest, float(priorities.max()))
         self.write(slots, priorities)
@@ -436,7 +436,7 @@ class SumTree:
         """(slots, importance weights), each (B,); one slot from each of B equal parts of the sum of all priorities.
 
         A transition is drawn with probability P = p / (sum of all p). Its weight is (1 / (size P))^beta, divided by the
-        largest weight in the batch (section 3.4). The size and the sum cancel in this quotient: p^-beta is left.
+        largest in the batch (arXiv 1511.05952, section 3.4). Size and sum cancel in this quotient: p^-beta is left.
         """
         numbers = (np.arange(batch_size) + rng.random(batch_size)) * self.nodes[1] / batch_size
         nodes = np.ones(batch_size, np.int64)
@@ -469,8 +469,8 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
 
     Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average: the maximum
-    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461, eq. 4 with
-    Q' for its theta'). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or gamma^k (B,).
+    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461; Q' is its
+    theta^-). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or rainbow.py's gamma^k (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -495,7 +495,7 @@ def project(rewards, terminated, discounts, probs, support):
 
 
 def td_losses(agent, target, batch, args):
-    """(Huber losses (B,), absolute errors |y - Q| (B,), figures to log) of NStepTransitions."""
+    """(Huber losses (B,), |y - Q| (B,) for the priorities, figures to log) of NStepTransitions."""
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
@@ -506,7 +506,7 @@ def td_losses(agent, target, batch, args):
 
 
 def distributional_losses(agent, target, batch, args):
-    """(losses KL(target || prediction) (B,), the same detached as priorities, figures to log) of NStepTransitions."""
+    """(losses KL(target || prediction) (B,), the same without gradient as priorities, figures to log)."""
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
     with torch.no_grad():
@@ -638,7 +638,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -695,7 +695,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -715,12 +715,12 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
             kwargs["reward_clipping"] = False
         elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
             kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
             stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
             wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -767,7 +767,7 @@ def outside_support(rewards, terminated, discounts, probs, support):
 
 
 def warn_of_support(figures, args):
-    """Warn, once in a run, if more than 5 % of the probability of a batch's targets lies beyond the support."""
+    """Warn (Python hides repetitions) if over 5 % of the probability of a batch's targets is beyond the support."""
     if figures.get("outside_support", 0) > 0.05:
         gym.logger.warn(f"returns leave the support [{args.v_min:g}, {args.v_max:g}]: see --v-min and --v-max")
 
@@ -789,7 +789,7 @@ def make_n_step_buffer(args, envs, agent):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -811,7 +811,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -844,14 +844,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -874,7 +874,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -948,7 +948,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -1024,7 +1024,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -1054,7 +1054,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

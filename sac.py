@@ -15,8 +15,8 @@ target y, and gradient ascent on J improves pi. In y, a' is drawn from pi(.|s');
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s')),    L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]
 
-In L, y is a constant. The gradient of J reaches pi through a too: a is a function of s and of noise. k = 1, 2 numbers
-the critics; taking the lower value keeps errors from raising Q. The target networks Q' follow Q slowly. alpha is
+In L, y is a constant. In J, a is a function of s and of noise, so the gradient reaches pi through a, too. k = 1 or 2 is
+the critic's number; the lower of two values is rarely too high. The target networks Q' follow Q slowly. alpha is
 learnt by descent on E[ -alpha (log pi(a|s) + target entropy) ], which keeps pi's entropy near its target.
 
     python sac.py                                           # Pendulum-v1, a minute
@@ -60,7 +60,7 @@ class Args:
 
     # algorithm
     alpha: float | None = None  # weight of the entropy bonus; None: learnt, to bring entropy to -1 per action dimension
-    policy_frequency: int = 2  # after this many critic updates, as many of actor and alpha, on one batch; papers: 1
+    policy_frequency: int = 2  # n: after every n critic updates, n updates of actor and alpha on one batch; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero, but not that of alpha
@@ -72,9 +72,9 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # gaussian, independent in each step; or ou, correlated (not in SAC)
+    noise: Literal["gaussian", "ou"] = "gaussian"  # gaussian: independent draws; ou: correlated (not in the papers)
     exploration_noise: float = 1.0  # scale of the noise; 1 with gaussian noise: actions are drawn from pi itself
-    ou_theta: float = 0.15  # share of ou noise that is lost in a step; 0.15 with exploration_noise 0.53: as wide as pi
+    ou_theta: float = 0.15  # part of ou noise lost in a step; at 0.15, exploration_noise 0.53 makes it as wide as pi
     hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     # run
@@ -90,11 +90,11 @@ class Args:
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: a sensible interval
+    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
-    render: bool = False  # show --evaluate in a window
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
     config: str | None = None  # config.json of an earlier run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
@@ -102,7 +102,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them. Weights start within ±1/sqrt(inputs), as in nn.Linear."""
+    """Linear layers with ReLU between them, as nn.Linear initialises them: uniform within ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -132,7 +132,7 @@ class SquashedActor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a): the discounted return to expect after action a in state s; in SAC, with later entropy bonuses."""
+    """Q(s, a): the discounted return to expect after action a in state s (in sac.py, with later entropy bonuses)."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -148,7 +148,7 @@ class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q, the target networks Q', which follow them slowly, and the entropy's weight alpha.
 
     Actions are (B, D) in [-1, 1] everywhere except in the environment. But log pi is that of the environment's actions,
-    as in CleanRL. Between bounds narrower than ±0.18 even uniform actions miss the target entropy: alpha grows forever.
+    as in CleanRL. If bounds are less than 0.37 apart, uniform actions miss the target entropy, and alpha grows forever.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -329,7 +329,7 @@ def sac_actor_loss(values, log_probs, alpha):
 def alpha_loss(log_alpha, log_probs, target_entropy):
     """mean( -alpha (log pi(a|s) + target entropy) ), alpha = exp(log_alpha)   (arXiv 1812.05905, eq. 18).
 
-    For log-densities (B,), as constants. Descent raises alpha while the entropy, the mean of -log pi, is too low.
+    log_probs (B,) count as constants. Descent raises alpha while the entropy, the mean of -log pi, is too low.
     """
     return -(log_alpha.exp() * (log_probs.detach() + target_entropy)).mean()
 
@@ -345,7 +345,7 @@ def polyak(target, source, tau):
 def updates_due(step_before, step, args):
     """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
 
-    All environments' steps count, so num_envs does not change updates per step. The first comes after learning_starts.
+    All environments' steps count, whatever num_envs is. The first update is after max(learning_starts, batch_size).
     """
     rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
     rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
@@ -402,7 +402,7 @@ def train(args):
             critic_optimizer.step()
             run.log(critic_loss=loss.detach(), value_mean=values.detach().mean(), alpha=agent.log_alpha.detach().exp())
             polyak(agent.target_critics, agent.critics, args.tau)
-            if update % args.policy_frequency == 0:  # as in CleanRL: less often, but no fewer
+            if update % args.policy_frequency == 0:  # as in CleanRL: less often, but as many updates in all
                 for _ in range(args.policy_frequency):
                     new_actions, log_probs = agent.draw(batch.obs, rng)
                     new_values = torch.stack([critic(batch.obs, new_actions) for critic in agent.critics])
@@ -426,7 +426,7 @@ LEAST_1 += "buffer_size batch_size train_frequency gradient_steps policy_frequen
 RANGES = dict.fromkeys(LEAST_1, (1, 1e15)) | dict.fromkeys(["gamma", "tau", "ou_theta"], (0, 1))
 RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"critic_loss": "loss of the critics", "entropy": "entropy of the policy", "alpha": "alpha, weight of entropy"}
-EXPLORES = True  # whether training episodes hold random actions that the agent, once trained, would not take
+EXPLORES = True  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
@@ -436,7 +436,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
 # Tuned settings per environment (HalfCheetah's are CleanRL's); flags win over them. docs/sac.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
-# Noise wider than pi that lasts tries whole landings and strides. With draws from pi, a lander often learns to hover.
+# Lasting noise, wider than pi, tries whole landings and strides. With draws from pi, a lander often learns to hover.
 WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
         "exploration_noise": 1.0, "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {
@@ -470,7 +470,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge `rows`, a NumPy array (B, …) of as many numbers (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
         if len(rows) == 0:
             return
         rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
@@ -527,7 +527,7 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
@@ -547,12 +547,12 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
             kwargs["reward_clipping"] = False
         elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # counted below the frame skip
+            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
             kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
             stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
             wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # Gymnasium's own errors are UserErrors
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
         raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
     if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
@@ -604,7 +604,7 @@ def make_replay_buffer(args, envs, agent):
 # make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
 UserError = gym.error.Error  # so that Gymnasium's own count as well
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()
+FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
 
 
 def tuned(*flags, **given):
@@ -626,7 +626,7 @@ def tuned(*flags, **given):
 
 
 def code_flags(args):
-    """Flags that say what could execute anything if a stranger's config.json asked for it; mostly none."""
+    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -659,14 +659,14 @@ def load(run_dir, model="best", *flags, **given):
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of deterministic episodes, in a window or filmed in a folder."""
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
     envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # half an hour of Atari, for what has no end of its own
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
         returns[playing] += rewards[playing]
         playing &= ~(terminated | truncated)
@@ -689,7 +689,7 @@ def write_file(path, write):
 
 
 def read_parts(path, parts):
-    """Give each of `parts`, a dict of what has load_state_dict, its state from a model or checkpoint; return all."""
+    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
     try:
         state = read_state(path)
         for name, part in parts.items():
@@ -763,7 +763,7 @@ class Run:
             self.figures.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes (if training EXPLORES, an evaluation) reach stop_at_return."""
+        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
         returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
         enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
         return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
@@ -839,7 +839,7 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary; a run killed in between resumes here."""
+        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
@@ -869,7 +869,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # it may quote a stranger
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

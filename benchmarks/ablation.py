@@ -1,6 +1,6 @@
 """What the parts of an algorithm contribute: variants of one script, by flags, side by side.
 
-    python benchmarks/ablation.py rainbow [--env-ids …] [--variants …] [--seeds 1 2 3 4 5] [--steps N]
+    python benchmarks/ablation.py rainbow [--env-ids …] [--variants …] [--seeds 1 2 3 4 5]
     python benchmarks/ablation.py rainbow --seeds          # only the figure and the table, of what is there
 
 NAME is one of STUDIES below. Every run has the tuned settings of its script but for the variant's flags, and is scored
@@ -17,9 +17,10 @@ from results_page import variants as table_of
 from scores import measure
 
 SWITCHES = ["double", "prioritized", "dueling", "multi-step", "distributional", "noisy"]
-RAINBOW = {"Rainbow": "rainbow.py --stop-at-return None"}
-RAINBOW |= {f"no {switch}": f"rainbow.py --stop-at-return None --no-{switch}" for switch in SWITCHES}
-RAINBOW["DQN"] = "dqn.py --stop-at-return None"
+SHORT = "--stop-at-return None --total-timesteps 20000"
+RAINBOW = {"Rainbow": f"rainbow.py {SHORT}"}
+RAINBOW |= {f"no {switch}": f"rainbow.py {SHORT} --no-{switch}" for switch in SWITCHES}
+RAINBOW["DQN"] = f"dqn.py {SHORT}"
 MAPPO = {"EP": "mappo.py", "FP": "mappo.py --state-type FP", "HAPPO": "mappo.py --happo --no-share-policy"}
 MAPPO |= {f"{state}, GRU": f"{MAPPO[state]} --recurrent --data-chunk-length 5" for state in ("EP", "FP")}
 RND = {
@@ -29,7 +30,7 @@ RND = {
     "no curiosity": "ppo_rnd.py --intrinsic-coef 0",
     "PPO": "ppo.py --num-envs 16 --num-minibatches 8 --learning-rate 1e-3 --total-timesteps 400000",
 }
-PPOD = {"PPO+D": "ppod.py", "PPO": "ppod.py --rho 0 --phi 0", "no value demos": "ppod.py --rho 0.85 --phi 0"}
+PPOD = {"PPO+D": "ppod.py", "PPO": "ppod.py --rho 0 --phi 0", "no value demos": "ppod.py --rho 0.4 --phi 0"}
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
@@ -39,16 +40,13 @@ STUDIES = {  # name: (environments, {variant: its command})
     "ppo_rnd": (["MiniGrid-MultiRoom-N4-S5-v1"], RND),
     "ppod": (["MiniGrid-DoorKey-16x16-v0"], PPOD),
     "ppo_masked": (["Taxi-v4"], {"masked": "ppo_masked.py"} | MASKED),
-    "ddpg_td3": (["Pendulum-v1"], {kind: f"ddpg_td3.py --algorithm {kind}" for kind in ("td3", "ddpg")}),
     "qlearning": (["CliffWalking-v1", "Taxi-v4", "FrozenLake-v1"], QLEARNING),
 }
 
 
-def run(name, env_id, variant, seed, steps):
+def run(name, env_id, variant, seed):
     """Measure one run of a variant, and write it down."""
     script, _, flags = STUDIES[name][1][variant].partition(" ")
-    if steps:
-        flags += f" --total-timesteps {steps}"
     stamped = stamp(script, env_id)
     figures = measure(script, env_id, seed, flags, stamped["text"])
     keep(f"ablation_{name}", f"{env_id}, {variant}", stamped, seed, figures)
@@ -95,7 +93,6 @@ def main():
     parser.add_argument("--env-ids", nargs="*")
     parser.add_argument("--variants", nargs="*")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
-    parser.add_argument("--steps", type=int, help="of every run; default: what is tuned")
     args = parser.parse_args()
     env_ids, variants = STUDIES[args.name]
     for seed in args.seeds:
@@ -103,7 +100,7 @@ def main():
             for variant in args.variants or variants:
                 text = text_of(variants[variant].split()[0], env_id)
                 if missing(f"ablation_{args.name}", f"{env_id}, {variant}", text, [seed]):
-                    run(args.name, env_id, variant, seed, args.steps)
+                    run(args.name, env_id, variant, seed)
     draw(args.name, read(f"ablation_{args.name}"))
     print(table_of(f"ablation_{args.name}"))
 

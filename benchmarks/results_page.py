@@ -81,8 +81,8 @@ def scores(script):
     titles = ["mean", "worst seed", "seeds", "steps", "seconds"]
     rows = [["environment", *titles, "random play", "published"]]
     for name, entry in sorted(read(f"{script}_scores").items(), key=lambda item: " " in item[0]):  # with flags: last
-        cells = [cell(entry, title) for title in titles]
-        rows.append([f"`{name}`", *cells, figure(f"random {name.split()[0]}", "mean"), published(script, name)])
+        chance = figure(f"random {script} {name.split()[0]}", "mean")
+        rows.append([f"`{name}`", *[cell(entry, title) for title in titles], chance, published(script, name)])
     return table(*rows)
 
 
@@ -121,7 +121,8 @@ def grid(file):
 
 def peers(file):
     """The table of ours beside the peers."""
-    titles = ["seeds", "reached by", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"]
+    titles = ["seeds", "steps", "reached by", "steps to threshold", "seconds to threshold"]
+    titles += ["memory, MiB", "lines to read"]
     rows = [["task", "side", "score", *titles]]
     for key, entry in sorted(read(file).items()):
         rows.append([*key.split(", "), score(entry), *[cell(entry, title) for title in titles]])
@@ -146,7 +147,7 @@ def shares():
         known = PUBLISHED.get(env_id, {})
         rivals = [iqm(others) for _, other, _, others in found if other == env_id]
         best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", math.inf)])
-        for worst in read("random").get(env_id, {}).get("returns", []) if best < math.inf else []:
+        for worst in read("random").get(f"{script} {env_id}", {}).get("returns", []) if best < math.inf else []:
             yield script, env_id, side, *[(x - worst) / (best - worst) for x in (iqm(returns), *interval(returns))]
 
 
@@ -157,7 +158,7 @@ def draw():
     picture = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
     axis = picture.subplots()
     for script, env_id, side, share, low, high in found:
-        mark, color, label = {"ours": ("o", "C0", "these scripts"), "peer": ("D", "C1", "the peers")}[side]
+        mark, color, label = {"ours": ("o", "C0", "these scripts"), "peer": ("D", "C1", "Stable-Baselines3")}[side]
         row = places[script, env_id] + 0.25 * (side == "peer")
         errors = [[max(share - low, 0)], [max(high - share, 0)]]
         axis.errorbar(share, row, xerr=errors, fmt=mark, color=color, label=label, markersize=4, capsize=2)
@@ -201,7 +202,7 @@ def draw_curves():
     for key, entry in sorted(read("peers").items()):
         task, side = key.split(", ")
         tasks.setdefault(task, {})[colors[side]] = entry
-    label = "return of an evaluation (blue: these scripts, orange: the peers, green: CleanRL)"
+    label = "return of an evaluation (blue: these scripts, orange: Stable-Baselines3, green: CleanRL)"
     draw_panels("peers.png", tasks, label, "log")
     for script in {*SCRIPTS, "ppod"} - {"ppo_masked"}:  # the figure of its ablation has the curves
         found = {env_id: {"C0": entry} for env_id, entry in read(f"{script}_scores").items() if " " not in env_id}

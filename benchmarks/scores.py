@@ -1,7 +1,7 @@
 """Scores of a script with its TUNED settings, over several seeds.
 
     python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 [--seeds 1 2 3 4 5] [--flags="…"]
-    python benchmarks/scores.py random CartPole-v1 LunarLander-v3    # what random actions get
+    python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 --random    # what random actions get
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`. The score is the mean
 return of 100 further deterministic episodes of its final weights. Runs lie in runs/scores, so one that was killed is
@@ -16,8 +16,11 @@ import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 from common import ROOT, call, keep, missing, stamp, thin
+
+sys.path.insert(0, str(ROOT))
 
 
 def measure(script, env_id, seed, flags, text):
@@ -42,31 +45,13 @@ def measure(script, env_id, seed, flags, text):
     return figures | {"curves": thin([row for row in rows if row[1] == row[1]])}  # NaN: no episode was over
 
 
-def random_return(env_id):
+def random_return(script, env_id):
     """The mean return of 100 episodes of random actions; of a team, the sum over agents."""
-    if "." in env_id:  # a team: PettingZoo's parallel environments
-        env = import_module(env_id).parallel_env()
-    else:
-        import gymnasium
-
-        if env_id.startswith("MiniGrid"):
-            import_module("minigrid")
-        env = gymnasium.make(env_id)
-        env.action_space.seed(0)
-    total = 0.0
-    for seed in range(100):
-        env.reset(seed=seed)
-        over = False
-        while not over:
-            if "." in env_id:
-                actions = {agent: env.action_space(agent).sample() for agent in env.agents}
-                total += sum(env.step(actions)[1].values())
-                over = not env.agents
-            else:
-                _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-                total += float(reward)
-                over = terminated or truncated
-    return total / 100
+    module = import_module(Path(script).stem)
+    args = module.tuned(env_id=env_id)
+    space = module.make_envs(args, 100).action_space
+    space.seed(0)
+    return module.evaluate(SimpleNamespace(act=lambda obs: space.sample()), args)[0]
 
 
 def main():
@@ -76,14 +61,15 @@ def main():
     parser.add_argument("env_ids", nargs="+")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--flags", default="")
+    parser.add_argument("--random", action="store_true")
     args = parser.parse_args()
     for env_id in args.env_ids:
-        if args.script == "random":
-            if missing("random", env_id, "random", [0]):
-                figures = {"returns": round(random_return(env_id), 3)}
-                keep("random", env_id, stamp("benchmarks/scores.py") | {"text": "random"}, 0, figures)
-            continue
         stamped = stamp(args.script, env_id)
+        if args.random:
+            key = f"{Path(args.script).stem} {env_id}"
+            for seed in missing("random", key, stamped["text"], [0]):
+                keep("random", key, stamped, seed, {"returns": round(random_return(args.script, env_id), 3)})
+            continue
         name, key = f"{Path(args.script).stem}_scores", f"{env_id} {args.flags}".strip()
         for seed in missing(name, key, stamped["text"], args.seeds):
             figures = measure(args.script, env_id, seed, args.flags, stamped["text"])

@@ -49,15 +49,27 @@ def test_environment_and_wrapper(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page):
-    """A page names no flag that its script lacks."""
-    script = ROOT / f"{page.stem}.py"
-    if not script.exists() or page.stem == "compare":
-        pytest.skip("a page that is about no script of one name")
-    args = vars(importlib.import_module(page.stem).Args())
-    commands = re.findall(rf"python {page.stem}\.py ([^`#|\n]*)", page.read_text(encoding="utf-8"))
-    flags = {flag for command in commands for flag in re.findall(r"--([a-z][a-z-]+)", command)}
-    names = {flag.removeprefix("no-").replace("-", "_") for flag in flags} - {"help"}
-    assert names <= set(args), names - set(args)
+    """A page names no flag that a script lacks."""
+    for name, words in re.findall(r"python (\w+)\.py ([^`#|\n]*)", page.read_text(encoding="utf-8")):
+        script = importlib.import_module(name) if (ROOT / f"{name}.py").exists() else None
+        if hasattr(script, "Args"):
+            flags = re.findall(r"--([a-z][a-z-]+)", words)
+            names = {flag.removeprefix("no-").replace("-", "_") for flag in flags} - {"help"}
+            assert names <= {*script.Args.__annotations__}, f"{name}.py {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_and_links(page):
+    """A code block begins and ends on lines of its own, and what a page links to exists."""
+    text = page.read_text(encoding="utf-8")
+    fences = [line for line in text.splitlines() if "```" in line]
+    assert len(fences) % 2 == 0 and all(re.fullmatch(r" *```\w*", line) for line in fences)
+    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert not anchor or anchor in slugs, f"{path}#{anchor}"
 
 
 @pytest.fixture

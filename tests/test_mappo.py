@@ -823,6 +823,7 @@ REFUSED = {
     f"--env-id {SPEAKER} --share-policy": "--no-share-policy",
     "--happo": "--no-share-policy",
     '--env-kwargs {"M":3}': "unexpected keyword",
+    '--env-kwargs {"local_ratio":2}': "local_ratio is a proportion",
     "--num-minibatches 7": "do not divide",
     "--recurrent --data-chunk-length 7": "does not divide num_steps",
     "--recurrent --hidden-sizes": "at least one layer",

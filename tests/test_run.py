@@ -467,6 +467,7 @@ REFUSED = {
     "--env-id nosuch:Thing-v0": "nosuch",
     '--env-kwargs {"lenght":1}': "lenght",
     "--env-kwargs [": "env_kwargs",
+    '--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}': "9x9",
     "--wrappers gymnasium.wrappers.Nope": "Nope",
     "--num-envs 0": "num_envs must lie between 1",
     "--max-episode-steps 0": "max_episode_steps",
