@@ -65,7 +65,7 @@ class Args:
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate x gradient to theta
     learning_rate: float = 0.05  # alpha, the step size of theta
     weight_decay: float = 0.0  # pulls theta towards zero: this x theta is subtracted from the gradient
-    ars: bool = False  # augmented random search (V2), with its own defaults; the paper's policy has no biases, this has
+    ars: bool = False  # augmented random search (V2), with its own defaults; unlike the paper's, this policy has biases
     top_directions: int | None = None  # ARS: learn only from the best directions, this many (b); None: from all
     action_noise: float = 0.0  # in training. Discrete: softmax temperature, 0: argmax; Box: deviation of output noise
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of hidden layers; --hidden-sizes without a number: a linear policy
@@ -233,7 +233,7 @@ def move_theta(policy, optimizer, returns, noise, args):
     """Move theta by one step, computed from the returns (N,) of a generation. Returns figures to log.
 
     If all returns are equal (deviation up to 1e-6), they teach nothing: theta and Adam's moments stay as they are. If
-    only all fitnesses are 0 (see elite), Adam's momentum still moves theta.
+    returns differ but all fitnesses are 0 (see elite), Adam's momentum still moves theta.
     """
     before = policy.theta.clone()
     gradient = torch.zeros_like(before)
@@ -370,7 +370,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings with which training succeeds, per environment; flags win. A run ends with a whole generation.
+# Tuned settings per environment; flags win over them. A run ends with a whole generation.
 ARS = {"ars": True, "hidden_sizes": (), "optimizer": "ascent", "learning_rate": 0.02, "sigma": 0.03,
        "normalize_obs": True}  # fmt: skip
 TUNED = {
@@ -883,7 +883,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

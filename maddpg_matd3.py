@@ -12,8 +12,8 @@ the actions of all agents, and learns, from stored steps, what return to expect.
 other agents' actions it takes those that are stored with the step:
 
     y^i = r^i + gamma (1 - terminated) Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),
-    L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],
-    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]              (arXiv 1706.02275: eq. 6; the gradient of J: 5)
+    L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],                               (arXiv 1706.02275, eq. 6)
+    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]                               (its gradient: eq. 5)
 
 where Q' and mu' are copies that follow Q and mu slowly. By default (--state-type EP) there is one Q, of the sum of all
 rewards: for cooperative tasks only. With --state-type FP --no-share-policy, as in the paper, each agent has its own Q^i
@@ -133,7 +133,7 @@ class Agents(nn.Module):
         rewards and ends      one for all agents      one for each agent
         rows with a target    B, for a batch of B     n·B: B for the first agent, then B for the second, and so on
         critics               one for all agents      one for each agent; with --share-policy, one for all
-        a twin (1 or 2)       a list of one critic    a list of one critic or n
+        a twin                a list of one critic    a list of one critic or n
         a critic's input      state, joint action     the agent's own observation, state, joint action
     """
 
@@ -595,7 +595,7 @@ ALGORITHMS = {
     "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
-# Settings with which training succeeds, per environment; flags win. docs/maddpg_matd3.md has their scores.
+# Tuned settings per environment; flags win over them. docs/maddpg_matd3.md has their scores.
 PARTICLES = {"env_kwargs": '{"continuous_actions": true}', "num_envs": 8, "gamma": 0.95, "tau": 0.01}
 FASTER = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "train_frequency": 2}
 TUNED = {
@@ -1114,7 +1114,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -577,7 +577,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings with which training succeeds, per environment; flags win. docs/mappo.md has their scores.
+# Tuned settings per environment; flags win over them. docs/mappo.md has their scores.
 PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
 TUNED = {
     "mpe2.simple_spread_v3": PARTICLES,
@@ -700,7 +700,7 @@ def chunk_length(args):
 
 
 def can_be_split(space, size):
-    """Whether actions are Discrete(n), n a larger multiple of `size`: (action % size, action // size) are its factors.
+    """Whether actions are Discrete(n), n a larger multiple of `size`: (action % size, action // size) are the factors.
 
     mpe2 makes one number of a move (one of five) and a message. A policy with one logit for each such number has to
     learn the message separately for every move; with two factors it learns to move, and to speak.
@@ -1202,7 +1202,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -502,7 +502,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings with which training succeeds, per environment; flags win. A run ends with the rollout that reaches its total.
+# Tuned settings per environment; flags win over them. A run ends with the rollout that reaches its total.
 NORMALIZE = {"normalize_obs": True, "normalize_reward": True}
 LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "num_minibatches": 32, "learning_rate": 1e-3, "gamma": 0.999,
                 "gae_lambda": 0.98, "total_timesteps": 990_000} | NORMALIZE  # fmt: skip
@@ -939,7 +939,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

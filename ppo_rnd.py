@@ -600,7 +600,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings with which training succeeds, per environment; flags win. A run ends with the rollout that reaches its total.
+# Tuned settings per environment; flags win over them. A run ends with the rollout that reaches its total.
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
@@ -1047,7 +1047,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

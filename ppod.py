@@ -16,9 +16,9 @@ enough to begin with. After each episode or replay, a slot of the vector environ
 
 A replay copies a demo's steps into the rollout. The current critic gives their values; their old log-probability is
 log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits steps that were better than expected, but
-they weigh little while pi is small. Good episodes of the agent become reward demos; others become value demos, while
-there is room or if the critic gave some state a higher value than those there have. With value demos, each new reward
-demo moves probability from phi to rho. All else is PPO, with or without a GRU.
+they weigh little while pi is small. Good episodes of the agent become reward demos. Others become value demos if there
+is room, or if the critic gave one of their states a higher value than all states of a stored one. While there are value
+demos, each new reward demo moves probability from phi to rho. All else is PPO, with or without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
@@ -651,7 +651,8 @@ class PPODBuffer:
     def save_demos(self, is_finished):
         """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
-        In `reward` the return decides, in `value` max_value; 0.npz is the best. Not human demos. Old higher ranks stay.
+        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human demos are left out.
+        Files of higher rank, from a save with more demos, stay.
         """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
@@ -828,7 +829,7 @@ SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_o
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
-# Settings with which training succeeds, per environment; flags win. docs/ppod.md has the evidence for them.
+# Tuned settings per environment; flags win over them. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": {
@@ -1360,7 +1361,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -271,7 +271,7 @@ EXPLORES = True  # training takes random actions as well: only an evaluation say
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
 SUFFIX = ".npz"  # of models and checkpoints
 
-# Settings with which training succeeds, per environment; flags win. A run ends with the episode that reaches its total.
+# Tuned settings per environment; flags win over them. A run ends with the episode that reaches its total.
 TUNED = {
     "CliffWalking-v1": {"total_timesteps": 50_000, "learning_rate": 0.5, "anneal_lr": True, "gamma": 1.0,
                         "max_episode_steps": 1000},
@@ -689,7 +689,7 @@ def main():
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no escape codes of files
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
