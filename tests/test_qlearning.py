@@ -414,7 +414,8 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     refused = {"--env-id Pendulum-v1": "Discrete", "--gamma 1.5": "gamma", "--env-kwargs [": "env_kwargs"}
     refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "grid_low"}
-    refused |= {"--env-id MountainCar-v0 --grid-size 9999": "million", '--env-kwargs {"render_mode":9}': "render_mode"}
+    refused["--env-id MountainCar-v0 --grid-size 9999"] = "million"
+    refused['--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}'] = "9x9"
     for flags, word in refused.items():
         assert command(script, flags) == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err
