@@ -416,7 +416,7 @@ class MaskableRolloutBuffer:
         """
         rng = self.rng if rng is None else rng
         order = rng.permutation(np.flatnonzero(~self.reset_rows))
-        size = batch_size or max(1, len(order))
+        size = batch_size or len(order)
         for first in range(0, len(order), size):
             yield self.take(order[first : first + size])
 
