@@ -100,6 +100,7 @@ def test_copied_away_alone(script):
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     steps = {f"models/{step:.0f}.pt" for step in table("evaluations.csv", run)["step"]}
     assert files == steps | {"models/best.pt", "checkpoint.pt", "config.json", "metrics.csv"} | {
+        "episodes.csv",
         "evaluations.csv",
         "learning_curve.png",
         "summary.json",
