@@ -7,6 +7,7 @@ ppo.py is the same text there (test_shared_code.py), with its tests in test_ppo.
 import json
 import math
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import cache
 from itertools import product
 from unittest import mock
@@ -388,6 +389,62 @@ def test_masks_from_every_source(script):
         assert str(error.value) == f'Cue-v0, after 0 steps, masks 3 wide from info["action_mask"]: {message}'
 
 
+class Odd(Probe):
+    """Masks from a method; rewards are Decimals, an observation is a number without a dimension."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (), np.float64)
+
+    def __init__(self, huge=1.0, broken=False):
+        super().__init__(lambda obs, action: action, steps=3)
+        self.huge, self.broken = huge, broken
+
+    def action_masks(self):
+        return int("my own mistake") if self.broken else [1, 1]
+
+    def reset(self, **kwargs):
+        return np.array(super().reset(**kwargs)[0][0], float), {}
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return np.array(self.huge * float(obs[0])), Decimal(reward), *rest
+
+
+@catches("MaskedEnvs.rows, an observation has a dimension: part.reshape(self.num_envs, -1) -> part")
+def test_odd_environments(script):
+    """What Gymnasium takes is taken; numbers beyond float32 are named; an error in the user's own method is his."""
+    masked = lambda makers, num_envs: script.MaskedEnvs(vector_env(makers, num_envs), "Odd-v0")
+    with mock.patch.object(tools, "vector_env", masked):
+        with no_complaint(script):
+            run = rehearse(script, Odd, **SHORT)
+        assert run.episodes["length"][0] == 3 and 0 <= run.episodes["return"][0] <= 3
+        with pytest.raises(script.UserError, match="none, after step 0: observation is NaN or infinite"):
+            rehearse(script, lambda: Odd(huge=1e300), **SHORT)
+        with pytest.raises(ValueError, match="my own mistake") as error:
+            rehearse(script, lambda: Odd(broken=True), **SHORT)
+    assert not isinstance(error.value, script.UserError)
+
+
+def test_a_process_for_each_environment(script):
+    """The same rows, bit for bit, as in one process. Only masks from a method cannot be asked for there."""
+    rows = []
+    for async_envs in (False, True):
+        envs = script.make_envs(script.Args(async_envs=async_envs), 2)
+        agent = script.make_agent(script.Args(), envs)
+        obs, _ = envs.reset(seed=5)
+        rows.append([obs, *(envs.step(agent.act(obs))[0] for _ in range(9))])
+        envs.close()
+    assert np.array_equal(*rows) and rows[0][0].shape == (2, 7)
+
+
+def test_returns_are_true_ones(script):
+    """The first valid choice is right where -1 is shown, so returns are 0 or 1, though a wrapper doubles rewards."""
+    args = script.Args(env_id="Cue-v0", wrappers=("run_worlds.Double",))
+    agent = script.make_agent(args, script.make_envs(args, 1))
+    agent.actor[-1].bias.data = torch.tensor([2.0, 1, 0])
+    mean, std = script.evaluate(agent, args, 50)
+    close(std**2, mean * (1 - mean))
+
+
 class MaskedWalk(Walk):
     """A Walk in which all actions but one are valid; each place in it forbids another one."""
 
@@ -456,6 +513,28 @@ def test_training(script):
         for name, metrics in twin.all_logged.items():
             close(run.all_logged[name], metrics, atol=1e-4)
         close(flat(run.agent), flat(twin.agent), atol=1e-4)
+
+
+@catches(
+    "train, dropout when acting: agent.eval() -> 0",
+    "train, none in the loss: agent.train() -> 0",
+    "make_masked_agent, dropout at first: .eval() -> ",
+)
+def test_dropout_belongs_to_the_loss(script):
+    """What acts is in eval() mode, what learns in train() mode. Before a rollout is read, its rows have to be made."""
+    acting, learning = script.MaskedAgent.sample, script.masked_ppo_loss
+    modes = set()
+    acts = lambda agent, *given, **noise: modes.add(("acts", agent.training)) or acting(agent, *given, **noise)
+    learns = lambda agent, *given: modes.add(("learns", agent.training)) or learning(agent, *given)
+    masked = lambda makers, num_envs: script.MaskedEnvs(vector_env(makers, num_envs), "Walk")
+    with mock.patch.object(script.MaskedAgent, "sample", acts), mock.patch.object(script, "masked_ppo_loss", learns):
+        with mock.patch.object(tools, "vector_env", masked):
+            agent = rehearse(script, *PLACES, **SHORT).agent
+    assert modes == {("acts", False), ("learns", True)}
+    with fails("act takes a batch of observations with masks; for one: act(row[None])[0]"):
+        agent.act(np.ones(7))
+    with fails("compute_advantages comes first: it makes the rows"):
+        list(script.MaskableRolloutBuffer(3, 2, NUMBER, spaces.Discrete(2)).get())
 
 
 # ------------------------------------------------------------------------------------------ small worlds and whole runs
