@@ -135,10 +135,7 @@ class MaskedCategorical:
         self.masks = mask.split(sizes, -1)
 
     def sample(self, generator=None):
-        """Random actions, by default from torch's global generator.
-
-        (`train` calls MaskedAgent.sample instead.)
-        """
+        """Random actions, for your own loops; by default from torch's global generator."""
         draws = []
         for log_probs in self.log_probs:
             probs = log_probs.exp()
@@ -288,8 +285,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 # Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch; named as in sb3-contrib.
-# old: of the agent that played the rollout, with which the loss compares the agent at work.
-# In the Dict version, observations are a dict.
+# old: of the agent that has played the rollout. In the Dict version, observations are a dict.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
@@ -559,9 +555,9 @@ def train(args):
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
 EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
-PLUGINS = {}  # packages that make_envs imports by the names of their ids: none, module:Id imports one
-ONE_HOT = ()  # the default wrappers of such a package
-set_up_atari = None  # images are not for this script
+PLUGINS = {}  # what make_envs imports by the names of ids: nothing; write module:Id
+ONE_HOT = ()  # wrappers for MiniGrid, whose environments have no masks
+set_up_atari = None  # nor have Atari's
 WITHOUT_MEMORY = "gymnasium.wrappers.RescaleObservation"
 REFUSED_WRAPPERS = {"NormalizeObservation": WITHOUT_MEMORY, "NormalizeReward": "--normalize-reward"}
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module

@@ -412,9 +412,8 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
     return advantages, advantages + values[:-1]
 
 
-# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old: of the agent that
-# played the rollout, with which the loss compares the agent at work. The predictor learns from
-# next_obs.
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old: of the agent that has
+# played the rollout. The predictor learns from next_obs.
 FIELDS = "obs actions next_obs old_log_probs old_values old_intrinsic_values"
 Batch = namedtuple("Batch", FIELDS + " advantages returns intrinsic_returns")
 
@@ -600,10 +599,9 @@ def train(args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    rate = args.predictor_learning_rate  # not annealed: what is new late in a run counts as well
-    predictor_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=rate, fused=True)
-    learners = {"optimizer": optimizer, "scheduler": scheduler, "predictor_optimizer": predictor_optimizer}
-    run.start(agent=agent, rnd=rnd, **learners)  # --resume loads their states
+    predictor_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate, fused=True)
+    # --resume loads their states:
+    run.start(agent=agent, rnd=rnd, optimizer=optimizer, scheduler=scheduler, predictor_optimizer=predictor_optimizer)
 
     spaces_of_env = envs.single_observation_space, agent.action_space
     envs, obs, dones, rng = run.new_envs()
@@ -664,7 +662,7 @@ def train(args):
 
 # ===== helpers: settings, parts of the networks, environments =====================================
 
-CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "novelty, unscaled", "entropy": "entropy"}
+CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "predictor's error", "entropy": "policy's entropy"}
 EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids

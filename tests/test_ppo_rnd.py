@@ -320,7 +320,7 @@ def slow_training(number):
     "train, dropout when acting: agent.eval() -> 0",
     "train, no dropout in the loss: agent.train() -> 0",
     "train, predictor never learns: predictor_optimizer.step() -> 0",
-    "train, predictor learns as the agent: rate = args.predictor_learning_rate -> rate = args.learning_rate",
+    "train, predictor learns as the agent: args.predictor_learning_rate -> args.learning_rate",
     "train, predictor annealed: scheduler.step() -> scheduler.step(); predictor_optimizer.param_groups[0]['lr'] *= 0.9",
     "train, predictor clipped: predictor_optimizer.step() -> nn.utils.clip_grad_norm_(rnd.parameters(), 0.01)"
     "; predictor_optimizer.step()",
@@ -399,7 +399,7 @@ RUN += "--random-steps 5 --total-timesteps 150 --checkpoint-every 50 --eval-ever
 
 @catches(
     "train, curiosity not saved: rnd=rnd, -> ",
-    'train, the predictor\'s optimizer not saved: , "predictor_optimizer": predictor_optimizer -> ',
+    "train, the predictor's optimizer is not saved: predictor_optimizer=predictor_optimizer -> ",
     "RND.__init__, sums not saved: dtype=torch.float64)) -> dtype=torch.float64), persistent=False)",
 )
 def test_killed_resumed(script, tmp_path, monkeypatch):
