@@ -539,6 +539,8 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--env-id CartPole-v1": "no action masks: neither the entry", "--env-id Pendulum-v1": "ppo.py takes Box"}
     refused |= {"--env-id Blackjack-v1 --no-mask": "no MaskedAgent", "--no-mask --naive-mask": "different ablations"}
     refused |= {"--num-envs 1 --num-steps 2 --num-minibatches 2": "num_minibatches must be at most"}
+    refused |= {"--env-id run_worlds:Camera-v0": "MaskedAgent for picture", "--env-id run_worlds:Grey-v0": "(36, 36)"}
+    refused |= {"--wrappers gymnasium.wrappers.NormalizeObservation": "use gymnasium.wrappers.RescaleObservation"}
     for flags, words in refused.items():
         assert command(script, flags) == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err
