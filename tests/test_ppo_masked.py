@@ -468,7 +468,7 @@ def plain_run(number):
     "masked_ppo_loss, value weighs 1: args.vf_coef * v_loss -> v_loss",
     "masked_ppo_loss, ratio inverted: log_probs - batch.old_log_prob -> batch.old_log_prob - log_probs",
     "MaskableRolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
-    "MaskableRolloutBuffer.scale_rewards, one end ends all: 0, G[t]) -> 0, G[t]) * (not (self.terminated | self.truncated)[t].any())",
+    "MaskableRolloutBuffer.scale_rewards, one end ends all: self.truncated[t], 0 -> self.truncated[t].any(), 0",
     "MaskableRolloutBuffer.scale_rewards, reset rows in the deviation: G[~self.reset_rows] -> G",
     "MaskableRolloutBuffer.scale_rewards, G begins anew: G = np -> self.rewards_so_far *= 0; G = np",
     "MaskableRolloutBuffer.explained_variance, of a critic of zeros: self.rows.old_values[played] -> 0",
