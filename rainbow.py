@@ -718,7 +718,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:

@@ -93,7 +93,7 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------------ networks
-class Policy(nn.Module):
+class ActorCritic(nn.Module):
     """An actor, which gives a distribution over actions, and a critic, the value of an observation.
 
     Actions are Discrete; observations are vectors.
@@ -301,6 +301,7 @@ SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id 
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them.
@@ -393,7 +394,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:
@@ -461,20 +462,20 @@ def set_threads(image):
         torch.set_num_threads(1)
 
 
-def make_policy(args, envs):
-    """An untrained Policy for these environments. UserError if it cannot handle a space."""
+def make_actor_critic(args, envs):
+    """An untrained ActorCritic for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     is_vector = isinstance(obs_space, spaces.Box) and not is_image(obs_space)
     if not is_vector or not isinstance(action_space, spaces.Discrete):
         kinds = f"observations {obs_space} and actions {action_space}"
-        raise UserError(f"{args.env_id}: no Policy for {kinds}; ppo.py takes more kinds")
+        raise UserError(f"{args.env_id}: no ActorCritic for {kinds}; ppo.py takes more kinds")
     if args.n_step and args.baseline == "none":
         raise UserError("n_step needs baseline value: the critic stands for what follows after n steps")
     torch.manual_seed(args.seed)
-    return Policy(obs_space, action_space, args, choose_device(args)).eval()
+    return ActorCritic(obs_space, action_space, args, choose_device(args)).eval()
 
 
-make_agent = make_policy  # as the run section calls it
+make_agent = make_actor_critic  # as the run section calls it
 
 
 # ===== run: the same in every script ==============================================================
