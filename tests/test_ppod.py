@@ -361,7 +361,7 @@ def test_evaluations(script):
     Logits (ln 3, 0) and (0, 0, 99): --sample-actions takes the first in 3 of 4 steps, independently, the same in each
     evaluation; else it is the first always (4.6 sigma: 0.02). The third of the others it is in any case.
     """
-    agent = script.RecurrentAgent(LINE, spaces.Box(-100, 100, (1,)), script.Args(gru_size=1))
+    agent = script.RecurrentAgent(LINE, spaces.Box(-np.inf, np.inf, (1,)), script.Args(gru_size=1))
     agent.trunk_output, agent.gru.forward = lambda obs: obs, lambda x, state: x + state
     agent.actor.weight.data[:] = 1
     for _ in range(2):
@@ -413,9 +413,9 @@ def train_with(script, demos, *makers, **given):
     "PPODBuffer.insert_replays, a reward in a reset row: buffer.rewards[t, reset_rows] = 0 -> pass",
     "PPODBuffer.insert_replays, an end in a reset row: buffer.terminated[t, reset_rows] = False -> pass",
     "PPODBuffer.insert_replays, replays are not counted: self.replayed_rows += 1 -> pass",
-    "train, replays counted: real = ~buffer.reset_rows & (buffer.demo_ids == 0) -> real = ~buffer.reset_rows",
-    "train, returns of replays counted: & real, ~real -> , ~real",
-    "train, no replay at first: obs = demos.restart(envs, obs, rng) -> pass",
+    "train, replays counted: real = ~buffer.reset_rows[t] & (buffer.demo_ids[t] == 0) -> real = ~buffer.reset_rows[t]",
+    "train, returns of replays counted: dones & real, ~real -> dones, ~real",
+    "train, no replay at first: obs = demos.restart(envs, obs, rng)\n    buffer -> buffer",
     "PPODBuffer.insert_replays, what a step led to is not stored: buffer.obs[t + 1] = next_obs -> pass",
 )
 def test_replays(script):
@@ -457,7 +457,7 @@ def test_replays(script):
     buffer = run.parts["demos"]
     assert (run.step, buffer.replayed_rows) == (real_rows, replayed) and replayed > 40 and real_rows > 40
     assert run.all_logged["training_rows"][-1] == real_rows + replayed
-    assert sorted(total for _, total in run.episodes) == sorted(totals)
+    assert sorted(run.episodes["return"]) == sorted(totals)
     assert sorted((*demo.obs[0, :2], len(demo.rewards)) for demo in buffer.value_demos) == sorted(finished)
     for demo in buffer.value_demos:
         assert demo.obs[:, 2].tolist() == list(range(len(demo.rewards) + 1))
@@ -494,14 +494,14 @@ TRAININGS = [
 
 @catches(
     "train, the GRU's state is lost between rollouts: buffer.state = state -> buffer.state = 0 * state",
-    "train, the GRU forgets in acting: agent.sample(obs, ended, state, -> agent.sample(obs, ended, 0 * state,",
-    "train, the GRU never forgets: agent.sample(obs, ended, state, -> agent.sample(obs, ended & False, state,",
+    "train, the GRU forgets in acting: agent.sample(obs, dones, state, -> agent.sample(obs, ended, 0 * state,",
+    "train, the GRU never forgets: agent.sample(obs, dones, state, -> agent.sample(obs, ended & False, state,",
     "train, one draw for all steps: noise[t] -> noise[0]",
     "train, observations change places: t, obs, rng) -> t, obs, rng)[[2, 0, 1]]",
     "train, gradients add up: optimizer.zero_grad() -> pass",
     "train, gradients as long as they are: args.max_grad_norm -> 1e9",
-    "train, the learning rate stays: if args.anneal_lr: -> if False:",
-    "train, the learning rate falls: if args.anneal_lr: -> if True:",
+    "train, the learning rate stays: if args.anneal_lr else -> if False else",
+    "train, the learning rate falls: if args.anneal_lr else -> if True else",
     "train, reset rows in the statistics: [~buffer.reset_rows]) -> .reshape(-1, 2))",
     "train, only one epoch: range(args.update_epochs) -> range(1)",
     "train, demos keep scaled rewards: demos.track -> buffer.transform_rewards(agent.return_stats, args); demos.track",
@@ -616,8 +616,8 @@ def test_a_chain_is_solved_from_one_demo(script, tmp_path):
 
 ACTIONS = [  # space, actions as the agent has them, as the environment takes them
     (spaces.Discrete(4, start=5), [[0], [3]], [5, 8]),
-    (spaces.Box(-0.5, 0.25, (2,), np.float64), [[-2, 0.125], [3, 0]], [[-0.5, 0.125], [0.25, 0]]),
-    (spaces.Box(-3, 9, (2,), np.int64), [[8.9, -7], [0.4, 0.6]], [[9, -3], [0, 1]]),
+    (spaces.Box(-0.5, 0.25, (2,), np.float64), [[-2, 0.5], [1, 0]], [[-0.5, 0.0625], [0.25, -0.125]]),
+    (spaces.Box(-3, 9, (2,), np.int64), [[0.95, -2], [-0.45, -0.4]], [[9, -3], [0, 1]]),
     (spaces.MultiDiscrete([[2], [3]]), [[1, 2], [0, 1]], [[[1], [2]], [[0], [1]]]),
     (spaces.MultiBinary((2, 2)), [[1, 0, 1, 1], [0, 0, 0, 1]], [[[1, 0], [1, 1]], [[0, 0], [0, 1]]]),
 ]
@@ -626,6 +626,7 @@ ACTIONS = [  # space, actions as the agent has them, as the environment takes th
 @catches(
     "to_env, truncates: np.rint(actions) -> actions",
     "to_env, bounds forgotten: np.clip(actions, space.low, space.high) -> actions",
+    "to_env, not stretched: (scale * actions + bias) -> (actions)",
     'to_env, start forgotten: getattr(space, "start", 0) -> 0',
     'from_env, start forgotten: getattr(space, "start", 0) -> 0',
     "from_env, any action will do: if not all(action in space for action in actions) -> if False",
