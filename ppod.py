@@ -997,9 +997,9 @@ def scale_and_bias(box):
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
     bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
-    scale = np.where(bounded, high / 2 - low / 2, 1)
-    bias = np.where(bounded, high / 2 + low / 2, 0)
-    return scale, bias
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
 
 
 def to_env(actions, space):
@@ -1192,7 +1192,7 @@ def set_up_atari(kwargs, wrappers, mode):
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
     stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
-    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
 
 def vectors_or_images(envs, env_id):

@@ -494,8 +494,8 @@ TRAININGS = [
 
 @catches(
     "train, the GRU's state is lost between rollouts: buffer.state = state -> buffer.state = 0 * state",
-    "train, the GRU forgets in acting: agent.sample(obs, dones, state, -> agent.sample(obs, ended, 0 * state,",
-    "train, the GRU never forgets: agent.sample(obs, dones, state, -> agent.sample(obs, ended & False, state,",
+    "train, the GRU forgets in acting: agent.sample(obs, dones, state, -> agent.sample(obs, dones, 0 * state,",
+    "train, the GRU never forgets: agent.sample(obs, dones, state, -> agent.sample(obs, dones & False, state,",
     "train, one draw for all steps: noise[t] -> noise[0]",
     "train, observations change places: t, obs, rng) -> t, obs, rng)[[2, 0, 1]]",
     "train, gradients add up: optimizer.zero_grad() -> pass",
