@@ -429,17 +429,17 @@ def update_critics(agent, optimizer, batch, targets, args):
     return {"critic_loss": loss.detach(), "value_mean": values.detach().mean()}
 
 
-def update_actor_and_alpha(agent, optimizer, alpha_optimizer, batch, args, rng):
+def update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng):
     """One step of the actor, uphill on Q and entropy, and one of alpha; returns metrics."""
     agent.actor.train()  # if you add dropout, it belongs to the losses alone
     actions, log_probs = agent.draw(batch.obs, rng)
     values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])
     loss = sac_actor_loss(values, log_probs, agent.log_alpha.exp())
-    optimizer.zero_grad()
+    actor_optimizer.zero_grad()
     loss.backward(inputs=list(agent.actor.parameters()))  # no gradients for critics and alpha
     if args.max_grad_norm is not None:
         nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
-    optimizer.step()
+    actor_optimizer.step()
     if args.alpha is None:
         alpha_optimizer.zero_grad()
         alpha_loss(agent.log_alpha, log_probs, agent.target_entropy).backward()
@@ -495,8 +495,7 @@ def train(args):
             polyak(agent.target_critics, agent.critics, args.tau)
             if updates % args.policy_frequency == 0:  # less often, but as many updates in all
                 for _ in range(args.policy_frequency):
-                    optimizers = actor_optimizer, alpha_optimizer
-                    run.log(**update_actor_and_alpha(agent, *optimizers, batch, args, rng))
+                    run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()
 
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
