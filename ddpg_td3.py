@@ -253,19 +253,19 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in host memory; observations of uint8 stay uint8.
+    """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
 
     After an episode's end the next step only resets its environment (next-step autoreset). Its
     action is ignored:
 
-        obs               action   reward  next_obs             terminated  reset row
-        s0                a0       r0      s1                   no          no
-        s1                a1       r1      s2, the final one    yes         no
-        s2                ignored  0       s0 of the next one   no          yes: not stored
+        obs    action   reward  next_obs               terminated  reset row
+        s0     a0       r0      s1                     no          no
+        s1     a1       r1      s2, the final one      yes         no
+        s2     ignored  0       s0 of the next one     no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
     reward alone. All other targets bootstrap from next_obs, those of truncated transitions too: so
-    `truncated` is not stored.
+    nobody needs to know what was truncated.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -284,7 +284,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
-        """Store a step of all N environments, except reset rows. The oldest transitions make room."""
+        """Store a step of all N environments, except reset rows. Returns the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -295,6 +295,7 @@ class ReplayBuffer:
         self.terminated[slots] = terminated[played]
         self.position = (self.position + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
+        return slots
 
     def get(self, slots):
         """The Transitions in these slots, on the device."""
@@ -309,8 +310,8 @@ class ReplayBuffer:
 
     def state_dict(self):
         """What is stored, for a checkpoint."""
-        arrays = {name: getattr(self, name)[: self.size] for name in Transitions._fields}
-        filled = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        names = Transitions._fields
+        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in names}
         return {"size": self.size, "position": self.position, **filled}
 
     def load_state_dict(self, state):
@@ -356,7 +357,7 @@ def actor_loss(actor, critic, obs):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """Move all weights of the target network a little towards the source's.
+    """Move all weights of the target network towards those of the source.
 
     target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
     """
@@ -753,19 +754,24 @@ Agent = ActorCritic  # as make_box_agent calls it
 make_agent = make_box_agent  # as the run section calls it
 
 
-def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small, or larger than memory."""
+def check_buffer_size(args, envs):
+    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    given = envs.single_observation_space, envs.single_action_space, agent.device
-    row = ReplayBuffer(1, *given)
-    size = args.buffer_size * sum(getattr(row, name).nbytes for name in Transitions._fields)
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(size, np.uint8)  # all at once: array by array, Linux grants more than there is
-    except (MemoryError, ValueError) as error:  # ValueError: NumPy cannot count that far
-        gigabytes = f"{size / 2**30:,.1f} GiB of memory, more than there is"
-        raise UserError(f"buffer_size {args.buffer_size:,} needs {gigabytes}: give less") from error
-    return ReplayBuffer(args.buffer_size, *given)
+        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+
+
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
+    check_buffer_size(args, envs)
+    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
 
 
 # ===== run: the same in every script ==============================================================
