@@ -217,8 +217,8 @@ class SoftActorCritic(nn.Module):
         the actions to both.
         """
         mean, log_std = self.actor(obs)
-        noise = rng.standard_normal(mean.shape, np.float32)
-        return squashed_gaussian(mean, log_std, torch.as_tensor(noise, device=self.device))
+        noise = torch.as_tensor(rng.standard_normal(mean.shape, np.float32), device=self.device)
+        return squashed_gaussian(mean, log_std, noise)
 
     @torch.inference_mode()  # as no_grad, but faster
     def explore(self, obs, noise):

@@ -117,7 +117,7 @@ def test_an_update(script):
     close(agent.critics[0].mlp[0].weight.grad, [[0, 0]])
     assert agent.target_critics[1].mlp[0].weight.grad is None and second.call_count == 1
 
-    # Terminated, y = 1, errors 1 and -2.5. After this update, in the second of three steps, a third of the rate is left.
+    # Terminated, y = 1, errors 1 and -2.5. After this update, the second of three steps, a third of the rate is left.
     # With a delay of two updates, neither actor nor targets have their turn yet.
     agent = linear_agent(script)
     settings |= {"policy_frequency": 2, "anneal_lr": True, "train_frequency": 2, "total_timesteps": 3}

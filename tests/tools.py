@@ -335,8 +335,9 @@ class Odd(Still):
 
 
 def check_odd_worlds(script):
-    """Actions with a single value; rewards of other types; what float32 cannot hold is one line that names the field."""
-    settings = {"learning_starts": 3, "batch_size": 2, "hidden_sizes": (4,), "total_timesteps": 6, "max_episode_steps": 2}
+    """Actions with a single value, rewards of other types; what float32 cannot hold is a line that names the field."""
+    settings = {"learning_starts": 3, "batch_size": 2, "hidden_sizes": (4,), "total_timesteps": 6}
+    settings |= {"max_episode_steps": 2}
     for reward in (np.array(1.0), Decimal("0.5"), np.float32(1), 1, True):
         run = rehearse(script, lambda reward=reward: Odd(reward, low=[0.5, -1], high=[0.5, 1]), **settings)
         assert run.step == 6 and np.isfinite(run.all_logged["critic_loss"]).all()
