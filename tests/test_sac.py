@@ -347,9 +347,8 @@ def test_the_unit_of_actions_changes_nothing(script):
     found = []
     for unit in units:
         low, high = (np.broadcast_to(np.float32(bound), 2) for bound in unit)
-        run = rehearse(
-            script, lambda low=low, high=high: gym.wrappers.RescaleAction(tools.Drift(), low, high), **COMMON
-        )
+        world = lambda low=low, high=high: gym.wrappers.RescaleAction(tools.Drift(), low, high)
+        run = rehearse(script, world, **COMMON)
         found.append(run.all_logged | {"returns": run.episodes["return"]})
     for metrics in found[1:]:
         for name in found[0]:
