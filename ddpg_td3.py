@@ -414,7 +414,7 @@ def update_actor(agent, optimizer, batch, args):
 
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    check_algorithm(args)
+    check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs).train()
     agent.actor.eval()  # it plays; all other networks serve the losses alone
