@@ -250,17 +250,18 @@ def new_agent(script, obs_space=NUMBERS, action_space=BOX, **settings):
 
 
 class Still(gym.Env):
-    """Nothing ever happens: zeros are observed, 0 is paid, and no episode ends."""
+    """Nothing ever happens: zeros are observed, the reward is always the same, and no episode ends."""
 
-    def __init__(self, observation_space, action_space):
-        self.observation_space, self.action_space = observation_space, action_space
+    def __init__(self, observation_space, action_space, reward=0.0):
+        self.observation_space, self.action_space, self.reward = observation_space, action_space, reward
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
 
     def step(self, action):
-        return self.reset()[0], 0.0, False, False, {}
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return self.reset()[0], self.reward, False, False, {}
 
 
 def learn(script, agent, batches, **settings):
@@ -300,54 +301,34 @@ def check_cnns(script, shape):
         assert agent.act(pictures[0].numpy()).shape == (4, 2)
 
 
-class Watched(nn.Module):
-    """A layer that changes nothing and notes how it is called: (whether in train mode, whether by a loss)."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = set()
-
-    def forward(self, x):
-        self.calls.add((self.training, x.requires_grad))
-        return x
-
-
 def check_modes(script):
     """The actor is in train mode in its own loss and nowhere else; critics always are: they serve losses alone."""
-    agent = new_agent(script, ONE, ONE)
-    for network in (agent.actor, *agent.critics):
-        network.mlp.append(Watched())
-    learn(script, agent.eval(), [row_of_one(script)] * 2, policy_frequency=1)
-    assert agent.actor.mlp[-1].calls == {(True, True), (False, False)}
-    assert {mode for mode, _ in agent.critics[0].mlp[-1].calls} == {True}
-
-
-class Odd(Still):
-    """Like Still, but what it observes has the shape (), and it pays `reward`."""
-
-    def __init__(self, reward, low=-1.0, high=1.0):
-        super().__init__(spaces.Box(-9, 9, ()), spaces.Box(np.float32(low), np.float32(high)))
-        self.reward = reward
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return np.zeros((), np.float32), self.reward, False, False, {}
+    agent, calls = new_agent(script, ONE, ONE).eval(), set()
+    for name, network in (("actor", agent.actor), ("critic", agent.critics[0])):
+        note = lambda network, *_, name=name: calls.add((name, network.training, torch.is_grad_enabled()))
+        network.register_forward_hook(note)
+    learn(script, agent, [row_of_one(script)] * 2, policy_frequency=1)
+    assert calls == {("actor", True, True), ("actor", False, False), ("critic", True, True)}
 
 
 def check_odd_worlds(script):
     """Actions with a single value, rewards of other types; what float32 cannot hold is a line that names the field."""
     settings = {"learning_starts": 3, "batch_size": 2, "hidden_sizes": (4,), "total_timesteps": 6}
-    settings |= {"max_episode_steps": 2}
+
+    def train(low, high, reward):
+        world = Still(spaces.Box(-9, 9, ()), spaces.Box(np.float32(low), np.float32(high)), reward)
+        return rehearse(script, lambda: world, **settings, max_episode_steps=2)
+
     for reward in (np.array(1.0), Decimal("0.5"), np.float32(1), 1, True):
-        run = rehearse(script, lambda reward=reward: Odd(reward, low=[0.5, -1], high=[0.5, 1]), **settings)
+        run = train([0.5, -1], [0.5, 1], reward)
         assert run.step == 6 and np.isfinite(run.all_logged["critic_loss"]).all()
         assert run.agent.act(np.zeros(4))[:, 0].tolist() == [0.5] * 4
     with pytest.raises(script.UserError, match="none, after step 0: reward"), warnings.catch_warnings(action="error"):
-        rehearse(script, lambda: Odd(1e300), **settings)
-    for low, high in ((-3.4e38, 3.4e38), (-1, np.inf), (-np.inf, np.inf)):
+        train([-1], [1], 1e300)
+    for bounds in (([-3.4e38], [3.4e38]), ([-1], [np.inf]), ([-np.inf], [np.inf])):
         try:
-            rehearse(script, lambda low=low, high=high: Odd(0.0, [low], [high]), **settings)
-            raise AssertionError(f"actions from {low} to {high} were not refused")
+            train(*bounds, 0)
+            raise AssertionError(f"actions with the bounds {bounds} were not refused")
         except script.UserError as error:
             assert "bounded in every dimension" in str(error)
     with fails("act takes a batch of observations; for one, it is act(obs[None])[0]"):
