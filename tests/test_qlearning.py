@@ -453,7 +453,8 @@ def test_it_needs_no_torch(script, tmp_path):
     )
     where = {**os.environ, "PYTHONPATH": str(Path(script.__file__).parent)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=where, check=True)
-    names = "config.json metrics.csv evaluations.csv learning_curve.png values.png checkpoint.npz models summary.json"
+    names = "config.json metrics.csv evaluations.csv episodes.csv learning_curve.png values.png checkpoint.npz models "
+    names += "summary.json"
     assert {path.name for path in Path(tmp_path, "run").iterdir()} == set(names.split())
 
 
