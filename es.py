@@ -100,7 +100,7 @@ class Args:
 
 
 # -------------------------------------------------------------------------------------------- policy
-class Policy(nn.Module):
+class FlatPolicy(nn.Module):
     """A deterministic policy: linear layers with tanh between them, or a single linear layer.
 
     All weights and biases lie in one vector, theta, of D numbers. A Discrete action is the argmax of
@@ -351,7 +351,7 @@ def train(args):
     """
     numbers = candidates_of_this_process(args)
     envs = make_envs(args, len(numbers))  # make_slots, below
-    policy = make_agent(args, envs)  # make_policy, below
+    policy = make_agent(args, envs)  # make_flat_policy, below
     set_threads(image=False)
     optimizer = make_optimizer(args, policy)
     run = start_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
@@ -643,8 +643,8 @@ def set_threads(image):
         torch.set_num_threads(1)
 
 
-def make_policy(args, envs):
-    """An untrained Policy for these environments. UserError for unsuitable spaces and flags."""
+def make_flat_policy(args, envs):
+    """An untrained FlatPolicy for these environments. UserError for unsuitable spaces and flags."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete | spaces.Box):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
@@ -658,10 +658,10 @@ def make_policy(args, envs):
     if top is not None and (not args.ars or not 1 <= top <= args.population_size // 2):
         raise UserError("top_directions needs ars, and lies between 1 and half of population_size")
     torch.manual_seed(args.seed)
-    return Policy(obs_space, action_space, args).eval()
+    return FlatPolicy(obs_space, action_space, args).eval()
 
 
-make_agent = make_policy  # as the run section calls it
+make_agent = make_flat_policy  # as the run section calls it
 
 
 # From here to the run section: what several processes need. torchrun starts all with the same flags.

@@ -179,15 +179,15 @@ def test_step(script):
 
 
 def policy_for(script, observation_space=None, action_space=None, **given):
-    """An untrained Policy, of two inputs and two actions unless something else is said."""
+    """An untrained FlatPolicy, of two inputs and two actions unless something else is said."""
     vectors = spaces.Box(-np.inf, np.inf, (2,))
     args = script.Args(**{"hidden_sizes": ()} | given)
-    return script.Policy(observation_space or vectors, action_space or spaces.Discrete(2), args)
+    return script.FlatPolicy(observation_space or vectors, action_space or spaces.Discrete(2), args)
 
 
 @catches(
-    "Policy.layers, inputs and outputs exchanged: (outputs, inputs)), biases -> (inputs, outputs)).mT, biases",
-    "Policy.layers, biases of the layer before: biases = parameters[..., first : first + outputs] -> "
+    "FlatPolicy.layers, inputs and outputs exchanged: (outputs, inputs)), biases -> (inputs, outputs)).mT, biases",
+    "FlatPolicy.layers, biases of the layer before: biases = parameters[..., first : first + outputs] -> "
     "biases = parameters[..., :outputs]",
     "forward, no tanh: x = x.tanh() -> pass",
     "forward, tanh of the inputs: if i > 0: -> if True:",
@@ -218,11 +218,11 @@ def test_two_policies_side_by_side(script):
 
 
 @catches(
-    "Policy.to_env, start of a Discrete forgotten:  + space.start -> ",
-    "Policy.to_env, not squashed: np.where(self.bounded, squashed, outputs) -> outputs",
-    "Policy.to_env, squashed where there is no bound: np.where(self.bounded, squashed, outputs) -> squashed",
+    "FlatPolicy.to_env, start of a Discrete forgotten:  + space.start -> ",
+    "FlatPolicy.to_env, not squashed: np.where(self.bounded, squashed, outputs) -> outputs",
+    "FlatPolicy.to_env, squashed where there is no bound: np.where(self.bounded, squashed, outputs) -> squashed",
     "is_bounded, all dimensions or none: .ravel() -> .all()",
-    "Policy.to_env, integers cut off: np.rint(actions) -> actions",
+    "FlatPolicy.to_env, integers cut off: np.rint(actions) -> actions",
 )
 def test_actions_as_the_space_says(script):
     """A Discrete action is the argmax, shifted. A dimension of a Box that has two bounds is squashed into them, others
@@ -250,8 +250,8 @@ def test_actions_as_the_space_says(script):
     "ObservationStats.forward, not clipped: x.clamp(-10, 10) -> x",
     "ObservationStats.add, the last ones only: self.sums += -> self.sums = 0 * self.sums +",
     "sums_of, squares forgotten: x**2 -> x",
-    "Policy.act, not normalised: self.features(obs) -> torch.from_numpy(obs).float()",
-    "Policy.act, one observation for a batch: if obs.shape[1:] != self.observation_shape: -> if False:",
+    "FlatPolicy.act, not normalised: self.features(obs) -> torch.from_numpy(obs).float()",
+    "FlatPolicy.act, one observation for a batch: if obs.shape[1:] != self.observation_shape: -> if False:",
 )
 def test_normalised_observations(script):
     """Four observations; sums 8, 0, 4 and of squares 52, 4, 4: means 2, 0, 1, variances 13 - 4 = 9, 1, 0."""
