@@ -730,7 +730,8 @@ def make_envs(args, num_envs, render=False, video=None):
         if is_users_own(error):
             raise
         help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}{help}") from error
+        given = shlex.join(["--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers])
+        raise UserError(f"cannot make {args.env_id} with {given}: {error}{help}") from error
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)
