@@ -321,7 +321,7 @@ OffPolicyBatch = namedtuple(
     "rewards terminated "  # (G·B,): sum over a window; whether the window ends by termination
     "next_rows gammas",  # (G·B, …): the row after the window; (G·B,): gamma^k, the factor of Q'
 )
-STORED = "rows actions took_part rewards terminated ended next_rows".split()  # see insert
+STORED = "rows actions took_part rewards terminated dones next_rows".split()  # see insert
 
 
 class OffPolicyBuffer:
@@ -352,14 +352,14 @@ class OffPolicyBuffer:
         self.took_part = np.zeros((*shape, num_agents), bool)
         self.rewards = np.zeros((*shape, streams), np.float32)
         self.terminated = np.zeros((*shape, streams), bool)
-        self.ended = np.zeros((*shape, streams), bool)
+        self.dones = np.zeros((*shape, streams), bool)
         self.next_rows = np.zeros((*shape, row_size), np.float32)
 
-    def insert(self, rows, actions, took_part, rewards, terminated, ended, next_rows):
+    def insert(self, rows, actions, took_part, rewards, terminated, dones, next_rows):
         """Store one step of those environments in which any agent took part.
 
-        took_part is (N, n): in a reset row, all of it is False. rewards, terminated and ended are
-        (N, G). `ended`: this step is the last of the episode (FP: the agent's last, or it is dead);
+        took_part is (N, n): in a reset row, all of it is False. rewards, terminated and dones are
+        (N, G). `dones`: this step is the last of the episode (FP: the agent's last, or it is dead);
         `terminated`: it ended by termination, not by truncation. next_rows belong to the same
         episode, even at its end.
         """
@@ -370,7 +370,7 @@ class OffPolicyBuffer:
         self.took_part[t, envs] = took_part[envs]
         self.rewards[t, envs] = rewards[envs]
         self.terminated[t, envs] = terminated[envs]
-        self.ended[t, envs] = ended[envs]
+        self.dones[t, envs] = dones[envs]
         self.next_rows[t, envs] = next_rows[envs]
         self.positions[envs] = (t + 1) % self.steps
         self.sizes[envs] = np.minimum(self.sizes[envs] + 1, self.steps)
@@ -378,7 +378,7 @@ class OffPolicyBuffer:
     def cut(self):
         """End all windows at the newest steps: all environments have been made anew."""
         envs = np.flatnonzero(self.sizes > 0)
-        self.ended[self.positions[envs] - 1, envs] = True
+        self.dones[self.positions[envs] - 1, envs] = True
 
     def windows(self, t, e):
         """(rewards, discounts, last steps), each (G, B), of windows from steps t (B,) of envs e (B,).
@@ -395,7 +395,7 @@ class OffPolicyBuffer:
         rewards = self.rewards[last, e, g]
         discounts = np.full(last.shape, self.gamma, np.float32)
         for _ in range(self.n_step - 1):
-            goes_on = ~self.ended[last, e, g] & (last != newest)
+            goes_on = ~self.dones[last, e, g] & (last != newest)
             last = np.where(goes_on, (last + 1) % self.steps, last)
             rewards += goes_on * discounts * self.rewards[last, e, g]
             discounts[goes_on] *= self.gamma
@@ -448,15 +448,15 @@ def store_step(buffer, agents, rows, reset_rows, actions, result):
     next_rows, rewards, terminated, truncated, infos = result
     alive = agents.layout.alive
     took_part = (rows[:, alive] == 1) & ~reset_rows[:, None]
-    ended = (terminated | truncated)[:, None]
+    dones = (terminated | truncated)[:, None]
     if agents.args.state_type == "EP":
         rewards = rewards[:, None]
         terminated = terminated[:, None]
     else:  # each agent has its own rewards and end, (N, n)
         rewards = infos["rewards"]
         terminated = infos["terminated"]
-        ended = ended | (next_rows[:, alive] == 0)
-    buffer.insert(rows, actions, took_part, rewards, terminated, ended, next_rows)
+        dones = dones | (next_rows[:, alive] == 0)
+    buffer.insert(rows, actions, took_part, rewards, terminated, dones, next_rows)
 
 
 # -------------------------------------------------------------------------------- targets and losses

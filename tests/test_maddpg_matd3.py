@@ -42,8 +42,8 @@ by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
 
 
 @catches(
-    "OffPolicyBuffer.windows, sums beyond the end: ~self.ended[last, e, g] & (last -> (last",
-    "OffPolicyBuffer.windows, sums beyond truncations: ~self.ended[last -> ~self.terminated[last",
+    "OffPolicyBuffer.windows, sums beyond the end: ~self.dones[last, e, g] & (last -> (last",
+    "OffPolicyBuffer.windows, sums beyond truncations: ~self.dones[last -> ~self.terminated[last",
     "OffPolicyBuffer.windows, gamma to the n: discounts, last\n -> 0 * discounts + self.gamma**self.n_step, last\n",
     "OffPolicyBuffer.windows, rewards not discounted: goes_on * discounts * self.rewards -> goes_on * self.rewards",
     "OffPolicyBuffer.windows, what follows the first step: discounts, last\n -> discounts, np.tile(t, (g.size, 1))\n",
@@ -51,7 +51,7 @@ by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
     "OffPolicyBuffer.windows, sums beyond the newest:  & (last != newest) -> ",
     "OffPolicyBuffer.windows, stops at the last slot: (last != newest) -> (last != newest) & (last != self.steps - 1)",
     "OffPolicyBuffer.windows, the newest step of the first: (self.positions[e] - 1) -> (self.positions[0] - 2)",
-    "OffPolicyBuffer.get, ended for terminated: terminated=self.terminated[ -> terminated=self.ended[",
+    "OffPolicyBuffer.get, dones for terminated: terminated=self.terminated[ -> terminated=self.dones[",
     "OffPolicyBuffer.get, the first step's termination: self.terminated[last, e, g] -> self.terminated[t, e, g]",
     "OffPolicyBuffer.get, row after the first step: self.next_rows[last, e] -> self.next_rows[t, e]",
     "OffPolicyBuffer.get, slots environment by environment: (slots, self.num_envs) -> (slots, self.steps)[::-1]",
@@ -92,8 +92,8 @@ def test_three_steps(script):
 
 
 @catches(
-    "OffPolicyBuffer.windows, ends of the environment only: ~self.ended[last, e, g] -> ~self.ended[last, e].all(-1)",
-    "OffPolicyBuffer.windows, ends of any agent: ~self.ended[last, e, g] -> ~self.ended[last, e].any(-1)",
+    "OffPolicyBuffer.windows, ends of the environment only: ~self.dones[last, e, g] -> ~self.dones[last, e].all(-1)",
+    "OffPolicyBuffer.windows, ends of any agent: ~self.dones[last, e, g] -> ~self.dones[last, e].any(-1)",
     "OffPolicyBuffer.get, sample by sample: rewards=rewards.ravel() -> rewards=rewards.T.ravel()",
     "OffPolicyBuffer.get, terminations of the first: terminated[last, e, g] -> terminated[last, e, 0]",
     "OffPolicyBuffer.get, after the first's window: self.next_rows[last, e] -> self.next_rows[last[:1] + 0 * g, e]",
@@ -117,8 +117,8 @@ def test_each_agent_has_a_window(script):
 @catches(
     "OffPolicyBuffer.insert, stores rows that reset: took_part.any(1) -> took_part.any(1) | True",
     "OffPolicyBuffer.insert, one position for all: self.positions[envs] = (t + 1) -> self.positions[:] = (t.max() + 1)",
-    "OffPolicyBuffer.cut, a window into the next episode: self.ended[self.positions[envs] - 1, envs] = True -> pass",
-    "OffPolicyBuffer.cut, a restart is a termination: self.ended[ -> self.terminated[self.positions - 1] = self.ended[",
+    "OffPolicyBuffer.cut, a window into the next episode: self.dones[self.positions[envs] - 1, envs] = True -> pass",
+    "OffPolicyBuffer.cut, a restart is a termination: self.dones[ -> self.terminated[self.positions - 1] = self.dones[",
     "OffPolicyBuffer.cut, one step late: self.positions[envs] - 1, envs -> self.positions[envs], envs",
     'OffPolicyBuffer.sample, environments equally often: np.searchsorted(ends, drawn, side="right") -> drawn % 2',
     'OffPolicyBuffer.sample, an environment\'s first slot is another\'s: side="right" -> side="left"',
@@ -292,7 +292,7 @@ def window(steps, g, n_step, gamma):
     total, discount = 0.0, 1.0
     for step in steps[:n_step]:
         total, discount = total + discount * step.rewards[g], discount * gamma
-        if step.ended[g]:
+        if step.dones[g]:
             break
     return total, discount, step
 
@@ -313,7 +313,7 @@ def test_buffers_equal_lists_that_forget(script, seed, N, n, n_step, FP):
         took_part = rng.integers(4, size=(N, n)) > 0
         fill(buffer, rewards[None], ends[None], took_part[None], first=t)
         for e in np.flatnonzero(took_part.any(1)):
-            facts = {"rewards": rewards[e], "ended": ends[e] > 0, "terminated": ends[e] == 2}
+            facts = {"rewards": rewards[e], "dones": ends[e] > 0, "terminated": ends[e] == 2}
             played[e].append(SimpleNamespace(x=t * N + e, took_part=took_part[e], **facts))
     loaded.load_state_dict(buffer.state_dict())
     assert loaded.sizes.tolist() == [min(len(steps), loaded.steps) for steps in played]
@@ -463,15 +463,15 @@ def slow_training(number):
             rng.integers(2**31)  # torch's generator
             reset, totals = np.zeros(2, bool), [0, 0]
             for steps in filter(None, memory):
-                steps[-1].ended = [True] * n
+                steps[-1].dones = [True] * n
         actions = agents.random_actions(rows, rng) if step < 20 else agents.explore(rows, args.exploration_noise, rng)
         next_rows, rewards, terminated, truncated, info = envs.step(agents.to_env(actions))
         for e in np.flatnonzero(~reset):
             over = terminated[e] or truncated[e]
-            streams = {"rewards": [rewards[e]], "ended": [over], "terminated": [terminated[e]]}
+            streams = {"rewards": [rewards[e]], "dones": [over], "terminated": [terminated[e]]}
             if FP:
                 streams = {name: info[name][e] for name in ("rewards", "terminated")}
-                streams["ended"] = over | (next_rows[e, :n] == 0)
+                streams["dones"] = over | (next_rows[e, :n] == 0)
             did = torch.tensor(actions[e]).float().split(sizes)
             row, next_row = torch.tensor(rows[e]), torch.tensor(next_rows[e])
             memory[e].append(SimpleNamespace(row=row, actions=did, next_row=next_row, **streams))
@@ -501,12 +501,12 @@ def slow_training(number):
     "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
     "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",
     "make_off_policy_buffer, gamma of another: gamma=args.gamma -> gamma=0.99",
-    "store_step, truncation is termination: took_part, rewards, terminated, -> took_part, rewards, ended,",
+    "store_step, truncation is termination: took_part, rewards, terminated, -> took_part, rewards, dones,",
     "store_step, reset rows are stored:  & ~reset_rows[:, None] -> ",
-    "store_step, the row after is the row: ended, next_rows) -> ended, rows)",
+    "store_step, the row after is the row: dones, next_rows) -> dones, rows)",
     'store_step, everybody gets the sum: infos["rewards"] -> rewards[:, None].repeat(3, 1)',
     'store_step, the environment\'s terminations: infos["terminated"] -> terminated[:, None].repeat(3, 1)',
-    "store_step, a death is no end: ended | (next_rows[:, alive] == 0) -> ended.repeat(3, 1)",
+    "store_step, a death is no end: dones | (next_rows[:, alive] == 0) -> dones.repeat(3, 1)",
     "store_step, another environment's reset revives: ~reset_rows[:, None] -> ~reset_rows.any()",
     "store_step, the dead take part: (rows[:, alive] == 1) -> (rows[:, alive] >= 0)",
     "matd3_targets, no target critics: for twin in agents.target_critics: -> for twin in agents.critics:",
