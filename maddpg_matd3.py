@@ -56,7 +56,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
-from pettingzoo.utils import BaseParallelWrapper
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseParallelWrapper, OrderEnforcingWrapper
 from torch import nn
 from tqdm import tqdm
 
@@ -777,8 +777,8 @@ class TeamEnv(gym.Env):
     that has no valid action, for example while it waits for its turn, gets the first one as a no-op.
 
     The episode ends with the last agent. It is terminated if all that acted in the last step
-    terminated, else truncated; also if its return reaches `return_limit`. `info` has each agent's own
-    "rewards" and "terminated".
+    terminated, else truncated. It is truncated, too, when its return reaches `return_limit`. `info`
+    has each agent's own "rewards" and "terminated".
     """
 
     JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() repeats observations, or fails after a death
@@ -829,7 +829,10 @@ class TeamEnv(gym.Env):
         One size for each agent, or a single one if they share a state. An image does not count.
         """
         if all("state" in infos.get(name, {}) for name in self.names):
-            return "infos", [np.size(infos[name]["state"]) for name in self.names]
+            sizes = [np.size(infos[name]["state"]) for name in self.names]
+            if len(set(sizes)) > 1:
+                raise UserError(f"the agents' states differ in size: {sizes}")
+            return "infos", sizes
         if type(self.env.unwrapped).__module__.startswith(self.JOINED):
             return None, []
         try:
@@ -951,8 +954,6 @@ def without_checks(env):
 
     In mpe2, these take a third of the time.
     """
-    from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
-
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
         env.aec_env = env.aec_env.env
     return env

@@ -53,7 +53,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
-from pettingzoo.utils import BaseParallelWrapper
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseParallelWrapper, OrderEnforcingWrapper
 from torch import nn
 from tqdm import tqdm
 
@@ -273,9 +273,9 @@ class Team(nn.Module):
 
         EP (environment-provided) is the state: the environment's own, or else all observations side
         by side. FP has for each agent its own observation, padded with zeros, and the state (its own
-        state, if the environment has one for each agent). A dead agent has zeros, for its value is
-        what its team still gets; with --agent-rewards, its value no longer matters. (The MAPPO paper
-        calls this AS, agent-specific; its FP, feature-pruned, also drops duplicate entries.)
+        state, if the environment has one for each agent). A dead agent has zeros; its value is what
+        its team still gets. (The MAPPO paper calls this AS, agent-specific; its FP, feature-pruned,
+        also drops duplicate entries.)
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]
@@ -285,8 +285,8 @@ class Team(nn.Module):
             obs = nn.functional.pad(obs, (0, self.widest - obs.shape[-1]))
             state = team_rows[..., self.layout.states[i]]
             alive = team_rows[..., [self.layout.alive.start + i]]
-            if self.args.agent_rewards:
-                alive = torch.ones_like(alive)
+            if self.args.agent_rewards:  # the dead get nothing more; but if an agent was truncated,
+                alive = torch.ones_like(alive)  # the row after its end has its final observation
             states.append(torch.cat([obs, state], dim=-1) * alive)
         return torch.stack(states, dim=2).flatten(1, 2)
 
@@ -460,8 +460,8 @@ class TeamBuffer:
         outputs, states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
         outputs = outputs.squeeze(2)  # (T + 1, S)
         v = outputs if team.value_norm is None else team.value_norm.denormalize(outputs)
-        decays = args.gamma, args.gae_lambda if args.gae else 1.0  # 1: discounted return minus value
-        advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, *decays)
+        gae_lambda = args.gae_lambda if args.gae else 1.0  # 1: discounted return minus value
+        advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, args.gamma, gae_lambda)
         self.rnn_states_critic = states[-2]  # before row T, where the next rollout begins
         active = ~reset_rows[:-1]
         if args.agent_rewards:
@@ -904,8 +904,8 @@ class TeamEnv(gym.Env):
     that has no valid action, for example while it waits for its turn, gets the first one as a no-op.
 
     The episode ends with the last agent. It is terminated if all that acted in the last step
-    terminated, else truncated; also if its return reaches `return_limit`. `info` has each agent's own
-    "rewards" and "terminated".
+    terminated, else truncated. It is truncated, too, when its return reaches `return_limit`. `info`
+    has each agent's own "rewards" and "terminated".
     """
 
     JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() repeats observations, or fails after a death
@@ -956,7 +956,10 @@ class TeamEnv(gym.Env):
         One size for each agent, or a single one if they share a state. An image does not count.
         """
         if all("state" in infos.get(name, {}) for name in self.names):
-            return "infos", [np.size(infos[name]["state"]) for name in self.names]
+            sizes = [np.size(infos[name]["state"]) for name in self.names]
+            if len(set(sizes)) > 1:
+                raise UserError(f"the agents' states differ in size: {sizes}")
+            return "infos", sizes
         if type(self.env.unwrapped).__module__.startswith(self.JOINED):
             return None, []
         try:
@@ -1078,8 +1081,6 @@ def without_checks(env):
 
     In mpe2, these take a third of the time.
     """
-    from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
-
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
         env.aec_env = env.aec_env.env
     return env

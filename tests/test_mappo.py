@@ -49,7 +49,7 @@ def looks_back(script, rewards, values, ends, **given):
 @catches(
     "TeamBuffer.critic_steps, truncation is termination: v[1:], terminated -> v[1:], terminated | truncated",
     "TeamBuffer.critic_steps, terminations ignored: v[1:], terminated -> v[1:], truncated & False",
-    "TeamBuffer.critic_steps, truncations ignored: truncated, *decays -> truncated & False, *decays",
+    "TeamBuffer.critic_steps, truncations ignored: truncated, args.gamma -> truncated & False, args.gamma",
     "TeamBuffer.critic_steps, bootstraps from the wrong row: v[1:], -> torch.cat([v[1:-1], v[-2:-1]]),",
     "compute_gae, truncation wins over termination: * ~terminated - values -> * (~terminated | truncated) - values",
     "TeamBuffer.critic_steps, rollout without an end: else 1.0 -> else 0.9",
