@@ -6,6 +6,7 @@ tested there: TeamEnv in test_mappo.py, targets and num_updates in test_ddpg_td3
 
 from functools import cache
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -593,6 +594,29 @@ def test_games_are_solved(script, play, space, end, state_type, least, worth):
     agents, row = run.agent, torch.from_numpy(run.parts["buffer"].rows[0, :1]).repeat(len(worth), 1)
     best, _ = agents.choose(agents.actors, row, SimpleNamespace(gumbel=lambda size: np.zeros(size)))
     close(agents.values(agents.critics[0], row, torch.cat(best, 1)), worth, atol=0.1 * sum(worth))
+
+
+@catches("train, never in training: agents.train() -> pass", "train, always in training: agents.eval() -> pass")
+def test_dropout_belongs_to_the_losses(script):
+    """Networks are in training mode where they learn; who acts, and the targets, are not. A Box may be a point."""
+    modes = {"critics_loss": set(), "actors_loss": set(), "matd3_targets": set()}
+    replaced = {name: watched(getattr(script, name), modes[name]) for name in modes}
+    acts = watched(script.Agents.explore, modes.setdefault("acts", set()))
+    with mock.patch.multiple(script, **replaced), mock.patch.object(script.Agents, "explore", acts):
+        game = Game(half_of_it, spaces.Box(1, 1, (1,)), "terminated")
+        run = rehearse(script, lambda: script.TeamEnv(game), **COMMON)
+    assert modes == {"critics_loss": {True}, "actors_loss": {True}, "matd3_targets": {False}, "acts": {False}}
+    assert flat(run.agent).isfinite().all()
+
+
+def watched(function, modes):
+    """The function, which also notes in which mode the networks of its first argument are."""
+
+    def call(agents, *given):
+        modes.update(part.training for part in agents.modules())
+        return function(agents, *given)
+
+    return call
 
 
 RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 8 --learning-starts 20 --buffer-size 60 --n-step 3 --eval-episodes 2 "

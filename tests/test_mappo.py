@@ -754,7 +754,7 @@ class Scripted(Game):
     def play(self, actions):
         ends = self.scripts[self.episode % len(self.scripts)]
         ended = lambda kind: lambda agent: ends[agent] == [self.t, kind]
-        return lambda agent: 1.0 + "ab".index(agent), ended("t"), ended("c")
+        return lambda agent: np.array([1.0 + "ab".index(agent)]), ended("t"), ended("c")  # arrays, as some games do
 
 
 @catches(
