@@ -603,8 +603,8 @@ def test_dropout_belongs_to_the_losses(script):
     replaced = {name: watched(getattr(script, name), modes[name]) for name in modes}
     acts = watched(script.Agents.explore, modes.setdefault("acts", set()))
     with mock.patch.multiple(script, **replaced), mock.patch.object(script.Agents, "explore", acts):
-        game = Game(half_of_it, spaces.Box(1, 1, (1,)), "terminated")
-        run = rehearse(script, lambda: script.TeamEnv(game), **COMMON)
+        point = half_of_it, spaces.Box(1, 1, (1,)), "terminated"
+        run = rehearse(script, lambda: script.TeamEnv(Game(*point)), **COMMON)
     assert modes == {"critics_loss": {True}, "actors_loss": {True}, "matd3_targets": {False}, "acts": {False}}
     assert flat(run.agent).isfinite().all()
 
