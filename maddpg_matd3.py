@@ -90,7 +90,7 @@ class Args:
     gumbel_temperature: float = 1.0  # of the softmax that gradients of discrete actions flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # of each actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] | None = None  # of each critic's; None: as the actors'
-    max_grad_norm: float | None = None  # longer gradients (all actors' as one) are scaled down to it
+    max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
     checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
@@ -524,7 +524,7 @@ def matd3_targets(agents, batch, args, rng):
 def critics_loss(agents, batch, targets):
     """(loss, mean value): the mean squared errors of all Q^i, added up over twins.
 
-    L = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
+        L = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
     """
     streams = len(targets) // len(batch.rows)
     rows = batch.rows.repeat(streams, 1)
@@ -540,7 +540,7 @@ def critics_loss(agents, batch, targets):
 def actors_loss(agents, batch, rng):
     """(loss, mean square of the actors' outputs); an actor does not learn from steps of the dead.
 
-    L = -E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]   (its gradient: arXiv 1706.02275, eq. 5)
+        L = -E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]   (its gradient: arXiv 1706.02275, eq. 5)
     """
     own, outputs = agents.choose(agents.actors, batch.rows, rng)
     # In copy i only a^i carries a gradient, so one backward pass serves all actors.

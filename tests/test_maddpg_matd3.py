@@ -145,6 +145,19 @@ def test_reset_rows_and_restarts(script):
 
 
 @catches(
+    "Agents.critic_inputs, the state of the first: self.layout.states[i] -> self.layout.states[0]",
+    "Agents.new_critics, room for all states: state = self.layout.states[0] -> pass",
+)
+def test_states_of_each_agent(script):
+    """FP: a critic sees what its agent observes, filled up with zeros, and the agent's own state, 4 or 5."""
+    states = [slice(5, 6), slice(6, 7)]
+    layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 5)], slice(5, 7), states, [slice(7, 7)] * 2)
+    agents = script.Agents(layout, [spaces.Discrete(2)] * 2, script.Args(state_type="FP"))
+    close(agents.critic_inputs(torch.tensor([[1.0, 1, 1, 2, 3, 4, 5]] * 2)), [[1, 0, 4], [2, 3, 5]])
+    assert agents.critics[0][0][0].in_features == 3 + 4  # and two actions, one-hot
+
+
+@catches(
     "gumbel_softmax, soft draws: return hard + (soft - soft.detach()) -> return soft",
     "gumbel_softmax, no gradient: (soft - soft.detach()) -> 0 * soft",
     "gumbel_softmax, gradient upside down: (soft - soft.detach()) -> (soft.detach() - soft)",
