@@ -524,7 +524,7 @@ def matd3_targets(agents, batch, args, rng):
 def critics_loss(agents, batch, targets):
     """(loss, mean value): the mean squared errors of all Q^i, added up over twins.
 
-        L = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
+    L = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
     """
     streams = len(targets) // len(batch.rows)
     rows = batch.rows.repeat(streams, 1)
@@ -540,7 +540,7 @@ def critics_loss(agents, batch, targets):
 def actors_loss(agents, batch, rng):
     """(loss, mean square of the actors' outputs); an actor does not learn from steps of the dead.
 
-        L = -E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]   (its gradient: arXiv 1706.02275, eq. 5)
+    L = -E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]   (its gradient: arXiv 1706.02275, eq. 5)
     """
     own, outputs = agents.choose(agents.actors, batch.rows, rng)
     # In copy i only a^i carries a gradient, so one backward pass serves all actors.
