@@ -498,7 +498,7 @@ def in_turn(own, actions):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """Move all weights of the target network a little towards the source's.
+    """Move all weights of the target network towards those of the source.
 
     target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
     """
@@ -560,7 +560,7 @@ def num_updates(step, args):
     return max(0, rounds) * args.gradient_steps
 
 
-def update_critics(agents, optimizer, batch, targets, args):
+def update_all_critics(agents, optimizer, batch, targets, args):
     """One gradient step for all critics. Returns a dict of metrics to log."""
     loss, value_mean = critics_loss(agents, batch, targets)
     optimizer.zero_grad()
@@ -571,7 +571,7 @@ def update_critics(agents, optimizer, batch, targets, args):
     return {"critic_loss": loss.detach(), "value_mean": value_mean}
 
 
-def update_actors(agents, optimizer, batch, args, rng):
+def update_all_actors(agents, optimizer, batch, args, rng):
     """One gradient step for all actors. Returns a dict of metrics to log."""
     loss, squares = actors_loss(agents, batch, rng)
     penalized = loss + args.output_penalty * squares  # as MADDPG's code does, against saturated outputs
@@ -619,10 +619,10 @@ def train(args):
             batch = buffer.sample(args.batch_size, rng, agents.device)
             targets = matd3_targets(agents, batch, args, rng)
             agents.train()  # if you add dropout, it belongs to the losses alone
-            run.log(**update_critics(agents, critic_optimizer, batch, targets, args))
+            run.log(**update_all_critics(agents, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             if updates % args.policy_frequency == 0:  # TD3, trick 3: these are updated less often
-                run.log(**update_actors(agents, actor_optimizer, batch, args, rng))
+                run.log(**update_all_actors(agents, actor_optimizer, batch, args, rng))
                 actor_scheduler.step()
                 polyak(agents.target_actors, agents.actors, args.tau)
                 polyak(agents.target_critics, agents.critics, args.tau)

@@ -538,7 +538,7 @@ def slow_training(number):
     "train, actors do not wait: updates % args.policy_frequency == 0 -> True",
     "train, target critics stand still: polyak(agents.target_critics, agents.critics, args.tau) -> pass",
     "train, target actors stand still: polyak(agents.target_actors, agents.actors, args.tau) -> pass",
-    "update_critics, gradients add up: optimizer.zero_grad() -> pass",
+    "update_all_critics, gradients add up: optimizer.zero_grad() -> pass",
     "train, one learning rate: (), args.actor_learning_rate -> (), args.critic_learning_rate",
     "train, rows that reset are steps: dones = terminated | truncated -> dones = terminated & truncated",
     "train, explores from the start: if run.step < args.learning_starts -> if False",
@@ -547,10 +547,10 @@ def slow_training(number):
     "train, not annealed: if args.anneal_lr -> if False",
     "train, the actors' rate stands still: actor_scheduler.step() -> pass",
     "train, the critics' rate stands still: critic_scheduler.step() -> pass",
-    "update_critics, gradients too long: agents.critics.parameters(), args. -> agents.critics.parameters(), 9 + args.",
-    "update_actors, gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
+    "update_all_critics, gradients too long: agents.critics.parameters(), args. -> agents.critics.parameters(), 9 + args.",
+    "update_all_actors, gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
     "train, windows reach over a restart: run.new_envs()\n            buffer.cut() -> run.new_envs()",
-    "update_actors, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
+    "update_all_actors, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
 )
 def test_training(script):
     """50 steps of two environments whose agents die, with a ring of 12 steps each: all that was logged, returned and
