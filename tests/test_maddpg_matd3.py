@@ -547,7 +547,7 @@ def slow_training(number):
     "train, not annealed: if args.anneal_lr -> if False",
     "train, the actors' rate stands still: actor_scheduler.step() -> pass",
     "train, the critics' rate stands still: critic_scheduler.step() -> pass",
-    "update_all_critics, gradients too long: agents.critics.parameters(), args. -> agents.critics.parameters(), 9 + args.",
+    "update_all_critics, gradients too long: critics.parameters(), args. -> critics.parameters(), 9 + args.",
     "update_all_actors, gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
     "train, windows reach over a restart: run.new_envs()\n            buffer.cut() -> run.new_envs()",
     "update_all_actors, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
