@@ -339,7 +339,7 @@ def units(m):
     team.value_norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10
     buffer = m.TeamBuffer(args, team)
     buffer.rewards[:] = 7
-    steps = buffer.critic_steps(team, args)
+    steps = buffer.critic_steps(team)
     return steps.returns[:, 0], steps.advantages[:, 0]
 
 
