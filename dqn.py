@@ -11,7 +11,7 @@ A network Q(s, a) learns what return to expect from action a in state s. Act: mo
 sometimes a random one. Store each step in a replay buffer. Draw a random batch of stored steps, and move Q(s, a)
 towards a target y. The target network Q', a copy of Q that lags behind, helps to compute y (arXiv 1509.06461):
 
-    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]
+    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ (y - Q(s, a))^2 ]
 
     python dqn.py                                            # CartPole-v1, one or two minutes
     python dqn.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
@@ -70,6 +70,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it (not in Mnih et al. 2015)
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only; fixed for images)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    clip_error: bool = False  # clip the slope of the squared error to ±1, the Huber loss (Atari); see q_losses
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -247,18 +248,32 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
-def dqn_loss(agent, target, batch, args):
-    """(mean Huber loss, mean Q(s, a)) of a batch of Transitions: two scalar tensors. The second is only for the log.
+def q_losses(q, targets, clip_error):
+    """Squared errors (y - Q)^2 of tensors (B,); with clip_error, Huber losses: beyond 1 their slope is ±1 (Mnih 2015).
 
-    The Huber loss of e = y - Q is e^2 / 2 where |e| < 1 and |e| - 1/2 elsewhere, so its slope is e clipped to ±1
-    (Mnih 2015, methods). No gradient flows through the targets.
+    Q is a mean, and the mean is what squared errors find. Say an action pays 100 nineteen times of twenty and 0 once:
+
+        squared    19 * 2 (100 - Q) = 2 Q     Q = 95, the mean
+        clipped    19 (100 - Q) = 1           Q = 99.95, almost the median: one error of 95 counts like one of 1
+
+    Clipped errors thus forget rare failures, and bootstrapping hands this on from state to state.
+    """
+    if clip_error:
+        return nn.functional.huber_loss(q, targets, reduction="none")
+    return (targets - q).square()
+
+
+def dqn_loss(agent, target, batch, args):
+    """(loss, mean Q(s, a)) of a batch of Transitions: two scalar tensors. The second is only for the log.
+
+    No gradient flows through the targets.
     """
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
         targets = td_targets(batch.rewards, batch.terminated, args.gamma, target_q, online_q)
     q = agent(batch.obs).gather(1, batch.actions).squeeze(1)
-    return nn.functional.huber_loss(q, targets), q.mean()
+    return q_losses(q, targets, args.clip_error).mean(), q.mean()
 
 
 @torch.no_grad()
@@ -337,7 +352,8 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 
 # Settings with which training succeeds, per environment. Flags override them.
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
-         "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_reward": True,
+         "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_error": True,
+         "clip_reward": True,
          "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 64, "batch_size": 64, "gamma": 0.98,

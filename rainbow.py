@@ -91,6 +91,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only; fixed for images)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    clip_error: bool = False  # without distributional: clip the slope of the squared error to ±1; see q_losses
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -494,14 +495,29 @@ def project(rewards, terminated, discounts, probs, support):
     return (probs[:, :, None] * shares).sum(1)
 
 
+def q_losses(q, targets, clip_error):
+    """Squared errors (y - Q)^2 of tensors (B,); with clip_error, Huber losses: beyond 1 their slope is ±1 (Mnih 2015).
+
+    Q is a mean, and the mean is what squared errors find. Say an action pays 100 nineteen times of twenty and 0 once:
+
+        squared    19 * 2 (100 - Q) = 2 Q     Q = 95, the mean
+        clipped    19 (100 - Q) = 1           Q = 99.95, almost the median: one error of 95 counts like one of 1
+
+    Clipped errors thus forget rare failures, and bootstrapping hands this on from state to state.
+    """
+    if clip_error:
+        return nn.functional.huber_loss(q, targets, reduction="none")
+    return (targets - q).square()
+
+
 def td_losses(agent, target, batch, args):
-    """(Huber losses (B,), |y - Q| (B,) for the priorities, figures to log) of NStepTransitions."""
+    """(losses (B,), |y - Q| (B,) for the priorities, figures to log) of NStepTransitions."""
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
         targets = td_targets(batch.rewards, batch.terminated, batch.discounts, target_q, online_q)
     q = agent(batch.obs).gather(1, batch.actions).squeeze(1)
-    losses = nn.functional.huber_loss(q, targets, reduction="none")
+    losses = q_losses(q, targets, args.clip_error)
     return losses, (targets - q).detach().abs(), {"q": q.detach().mean()}
 
 
@@ -606,7 +622,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 # within the bounds that Args gives for v_min and v_max; with narrower bounds, the atoms are closer together.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
-         "clip_reward": True, "total_timesteps": 10_000_000}  # fmt: skip
+         "clip_error": True, "clip_reward": True, "total_timesteps": 10_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,

@@ -57,30 +57,58 @@ def test_targets(script):
     "dqn_loss, the target network chooses: online_q = agent( -> online_q = target(",
     "dqn_loss, target of the state itself: target_q = target(batch.next_obs) -> target_q = target(batch.obs)",
     "dqn_loss, the targets are moved as well: with torch.no_grad(): -> if True:",
-    "dqn_loss, squared errors: huber_loss -> mse_loss",
+    "dqn_loss, never clipped: args.clip_error -> False",
     "dqn_loss, mean of the targets logged: q.mean() -> targets.mean()",
 )
 def test_loss(script):
     """In state 0, Q = (0.5, 2). Three transitions, of which only the first does not end; gamma = 0.5. It leads to state
     1, where Q = (3, 1), Q' = (2, 4): y = 1 + 0.5 * 4 = 3 for DQN; for double DQN Q chooses action 0, 1 + 0.5 * 2 = 2.
 
-        action   y    e = y - Q            Huber loss            slope in Q: -e, clipped to ±1
-        0        2    1.5 (DQN: 2.5)       1.5 - 0.5 = 1 (2)     -1
-        1        5    3                    2.5                   -1
-        0        0    -0.5                 0.5 * 0.25 = 0.125    0.5       small errors weigh as squares
+        action   y    e = y - Q            e^2              slope -2 e    --clip-error              slope
+        0        2    1.5 (DQN: 2.5)       2.25 (6.25)      -3 (-5)       1.5 - 0.5 = 1 (2)         -1
+        1        5    3                    9                -6            3 - 0.5 = 2.5             -1
+        0        0    -0.5                 0.25             1             0.5 * 0.25 = 0.125        0.5
 
-    The loss is the mean, 3.625 / 3 (4.625 / 3), the slopes a third of these, and mean Q (0.5 + 2 + 0.5) / 3 = 1.
+    The loss is the mean, 11.5 / 3 (15.5 / 3), clipped 3.625 / 3 (4.625 / 3); the slopes are a third of these, those of
+    the two steps with action 0 added up; mean Q is (0.5 + 2 + 0.5) / 3 = 1.
     """
     states = torch.zeros(3, 1), torch.tensor([[0], [1], [0]]), torch.tensor([1.0, 5.0, 0.0])
     batch = script.Transitions(*states, torch.tensor([[1.0], [2.0], [2.0]]), torch.tensor([False, True, True]))
-    for double, loss_times_3 in ((True, 3.625), (False, 4.625)):
+    for double, clip_error, loss_times_3, slopes_times_3 in (
+        (True, False, 11.5, [-2, -6]),
+        (False, False, 15.5, [-4, -6]),
+        (True, True, 3.625, [-0.5, -1]),
+        (False, True, 4.625, [-0.5, -1]),
+    ):
         agent, target = Table([0.5, 2.0], [3.0, 1.0], [9.0, 9.0]), Table([7.0, 7.0], [2.0, 4.0], [8.0, 8.0])
-        loss, q = script.dqn_loss(agent, target, batch, script.Args(gamma=0.5, double=double))
+        loss, q = script.dqn_loss(agent, target, batch, script.Args(gamma=0.5, double=double, clip_error=clip_error))
         loss.backward()
         close(loss, loss_times_3 / 3)
         close(q, 1)
-        close(agent.q.grad, [[-0.5 / 3, -1 / 3], [0, 0], [0, 0]])
+        close(agent.q.grad, [[slope / 3 for slope in slopes_times_3], [0, 0], [0, 0]])
         assert target.q.grad is None
+
+
+@catches(
+    "q_losses, always clipped: if clip_error -> if True",
+    "q_losses, absolute errors: .square() -> .abs()",
+)
+def test_mean_or_median(script):
+    """One step in twenty ends the episode with nothing, the others lead to 100: of 20 targets y, 19 are 100 and one 0.
+    A loss is smallest where its slopes add up to 0:
+
+        loss       slope at y        Q = 95                       Q = 99.947 = 100 - 1/19
+        squared    2 (Q - y)         19 * 2 * -5 + 2 * 95 = 0     19 * 2 * -1/19 + 2 * 99.947 = 197.9
+        clipped    Q - y, or ±1      19 * -1 + 1 = -18            19 * -1/19 + 1 = 0
+
+    95 is the mean. 100 is the median: the clipped error forgets that one step in twenty ends the episode.
+    """
+    targets = torch.tensor([100.0] * 19 + [0.0])
+    for clip_error, mean, median in ((False, 0.0, 2 * (100 - 1 / 19) - 2), (True, -18.0, 0.0)):
+        for value, slope in ((95.0, mean), (100 - 1 / 19, median)):
+            q = torch.full((20,), value, requires_grad=True)
+            script.q_losses(q, targets, clip_error).sum().backward()
+            close(q.grad.sum(), slope, atol=1e-3)
 
 
 @catches(
@@ -287,7 +315,13 @@ TRAININGS = [
     {},
     {"double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
     {"normalize_obs": True, "tau": 0.3, "gradient_steps": 1, "learning_starts": 0, "start_e": 0.0, "end_e": 0.0},
-    {"clip_reward": True, "target_network_frequency": 2, "train_frequency": 2, "max_grad_norm": 0.1},
+    {
+        "clip_reward": True,
+        "clip_error": True,
+        "target_network_frequency": 2,
+        "train_frequency": 2,
+        "max_grad_norm": 0.1,
+    },
 ]
 
 
@@ -315,14 +349,16 @@ def slow_training(number):
             x = ((x - np.mean(seen, 0)) / np.sqrt(np.var(seen, 0) + 1e-8)).clip(-10, 10)
         return network(torch.tensor(x, dtype=torch.float32)[None])[0]
 
-    def huber_loss(o, action, reward, next_o, over):
+    def loss_of(o, action, reward, next_o, over):
         with torch.no_grad():
             values = q_of(target, next_o)
             best = (q_of(agent, next_o) if args.double else values).argmax()
             y = reward + (0 if over else 0.9 * values[best])
         q = q_of(agent, o)[action]
         error = abs(y - q)
-        return (0.5 * error**2 if error < 1 else error - 0.5), q.item()
+        if args.clip_error:
+            return (0.5 * error**2 if error < 1 else error - 0.5), q.item()
+        return error**2, q.item()
 
     while step < args.total_timesteps:
         fallen = min(1, step / max(1, 60 * args.exploration_fraction))
@@ -348,7 +384,7 @@ def slow_training(number):
                 for _ in range(args.gradient_steps):  # slot s of the ring holds the newest of numbers s, s + size, …
                     slots = rng.integers(min(len(memory), args.buffer_size), size=args.batch_size)
                     rows = [memory[max(range(slot, len(memory), args.buffer_size))] for slot in slots]
-                    losses, q = zip(*[huber_loss(*row) for row in rows])
+                    losses, q = zip(*[loss_of(*row) for row in rows])
                     optimizer.zero_grad()
                     (sum(losses) / 4).backward()
                     torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)

@@ -115,19 +115,23 @@ def test_distributional_loss(script):
 
 @catches(
     "td_losses, never double: if args.double -> if False",
+    "td_losses, never clipped: args.clip_error -> False",
     "td_losses, gamma for gamma^n: batch.discounts, target_q -> 0.5, target_q",
 )
 def test_td_losses(script):
     """Two actions, action 1 was taken, over two steps with rewards that sum to 3; gamma^2 = 0.25.
 
-    Q = (2, 1), Q'(s') = (4, 8), Q(s') = (2, 1). Double: action 0, y = 3 + 0.25 x 4 = 4, error 3, Huber 3 - 0.5 = 2.5.
-    Not double: action 1, y = 3 + 0.25 x 8 = 5, error 4, Huber 3.5. Terminated: y = 3, error 2, Huber 1.5.
+    Q = (2, 1), Q'(s') = (4, 8), Q(s') = (2, 1). Double: action 0, y = 3 + 0.25 x 4 = 4, error 3, loss 9.
+    Not double: action 1, y = 3 + 0.25 x 8 = 5, error 4, loss 16. Terminated: y = 3, error 2, loss 4.
+    With --clip-error: 3 - 0.5 = 2.5, 3.5 and 1.5.
     """
     agent, target = (lambda obs: torch.tensor([[2.0, 1]])), (lambda obs: torch.tensor([[4.0, 8]]))
     for double, terminated, error in ((True, 0, 3), (False, 0, 4), (True, 1, 2)):
         step = torch.tensor([[1]]), torch.tensor([3.0]), None, torch.tensor([terminated]) > 0, torch.tensor([0.25])
         batch = script.NStepTransitions(None, *step)
         losses, errors, _ = script.td_losses(agent, target, batch, script.Args(double=double))
+        close(losses, [error**2])
+        losses, _, _ = script.td_losses(agent, target, batch, script.Args(double=double, clip_error=True))
         close(losses, [error - 0.5])
         close(errors, [error])
 
@@ -472,7 +476,7 @@ def slow_loss(script, agent, target, transition, args):
         probs = target.outputs(next_obs[None])[0, best].softmax(0)[None]
     if not args.distributional:
         error = abs(y - agent(obs[None])[0, action])
-        return (0.5 * error**2 if error < 1 else error - 0.5), error.item()
+        return error**2, error.item()
     wanted = script.project(reward[None], terminated[None], discount, probs, agent.support)[0].tolist()
     predicted = agent.outputs(obs[None])[0, action].softmax(0)
     loss = sum(m * (math.log(m) - p.log()) for m, p in zip(wanted, predicted) if m > 0)
