@@ -248,6 +248,11 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
+def q_bound(reward, discount):
+    """No true Q is above this: `reward`, the largest one, in all steps to come, r + gamma r + … = r / (1 - gamma)."""
+    return max(0.0, float(reward)) / max(1e-9, 1 - discount)  # 0 if all rewards are negative: an episode may end
+
+
 def q_losses(q, targets, clip_error):
     """Squared errors (y - Q)^2 of tensors (B,); with clip_error, Huber losses: beyond 1 their slope is ±1 (Mnih 2015).
 
@@ -329,6 +334,7 @@ def train(args):
                     run.log(loss=loss.detach(), q=q.detach())
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
+                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))
 
         run.log(epsilon=epsilon, learning_rate=optimizer.param_groups[0]["lr"])
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint

@@ -495,6 +495,11 @@ def project(rewards, terminated, discounts, probs, support):
     return (probs[:, :, None] * shares).sum(1)
 
 
+def q_bound(reward, discount):
+    """No true Q is above this: `reward`, the largest one, in all steps to come, r + gamma r + … = r / (1 - gamma)."""
+    return max(0.0, float(reward)) / max(1e-9, 1 - discount)  # 0 if all rewards are negative: an episode may end
+
+
 def q_losses(q, targets, clip_error):
     """Squared errors (y - Q)^2 of tensors (B,); with clip_error, Huber losses: beyond 1 their slope is ±1 (Mnih 2015).
 
@@ -597,6 +602,7 @@ def train(args):
                     warn_of_support(figures, args)
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
+                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
         run.log(epsilon=epsilon, learning_rate=optimizer.param_groups[0]["lr"], sigma=agent.mean_sigma())
         run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
     return run.finish()

@@ -96,6 +96,40 @@ exercise(
     learn=(DQN_CARTPOLE, 60.0),
 )
 
+TWENTY = {"q": [95.0] * 20, "targets": [100.0] * 19 + [0.0]}
+ERRORS = {"q": normal("B", 2.0), "targets": normal("B", 2.0), "clip_error": pick(False, True)}
+exercise(
+    "clipped-error",
+    course="week 4, 20 minutes: squared errors, clipped errors, and what each of them estimates",
+    cut="dqn.py: q_losses",
+    task="write the loss of each transition: with e = y - Q, the squared error e^2; with clip_error, the Huber loss, "
+    "e^2 / 2 up to |e| = 1 and |e| - 1/2 beyond, whose slope is e clipped to ±1. `q` and `targets` are (B,); so is the "
+    "result. The slopes by q are what moves the network, so they are checked as well.",
+    cases={
+        "errors 3, -0.5, 0: (losses, their slopes by q) | the sign of a slope, and the factor 2": tensors(
+            "q_losses", by=["q"], q=[0.0, 1.0, 2.0], targets=[3.0, 0.5, 2.0], clip_error=False
+        ),
+        "the same errors, clipped | the loss and its slope where |e| is just below 1, and just above": tensors(
+            "q_losses", by=["q"], q=[0.0, 1.0, 2.0], targets=[3.0, 0.5, 2.0], clip_error=True
+        ),
+        "Q is 95, nineteen targets are 100 and one is 0; squared: add the slopes up. They are 0: Q is the mean "
+        "| what one error of 95 weighs beside nineteen of 5": tensors("q_losses", by=["q"], **TWENTY, clip_error=False),
+        "the same, clipped: the slopes add up to -18, so Q rises on, nearly to the median, 100 "
+        "| what one error of 95 weighs beside nineteen of 5": tensors("q_losses", by=["q"], **TWENTY, clip_error=True),
+    },
+    random=tensors("q_losses", by=["q"], **ERRORS),
+    mistakes={
+        "taking the absolute error: half of the targets are above its estimate, a median": "(targets - q).square() -> "
+        "(targets - q).abs()",
+        "always clipping": "if clip_error -> if True",
+        "never clipping": "if clip_error -> if False",
+        "clipping the error before it is squared: then large errors have no slope, and teach nothing": ""
+        'nn.functional.huber_loss(q, targets, reduction="none") -> (targets - q).clamp(-1, 1).square() / 2',
+        "taking the mean already: here each transition has a loss of its own": "(targets - q).square() -> "
+        "(targets - q).square().mean()",
+    },
+)
+
 ROWS = {"rewards": [1.0, 2.0, 3.0], "terminated": [False, False, True], "gamma": [0.5, 0.25, 0.5],
         "target_q": [[1.0, 4.0], [6.0, 2.0], [8.0, 9.0]]}  # fmt: skip
 RANDOM_ROWS = {"rewards": normal("B"), "terminated": flags("B"), "gamma": pick(share, normal("B")),

@@ -112,6 +112,17 @@ def test_mean_or_median(script):
 
 
 @catches(
+    "q_bound, rewards of two steps: 1 - discount -> 1 - discount**2",
+    "q_bound, below 0: max(0.0, float(reward)) -> float(reward)",
+)
+def test_bound_of_q(script):
+    """1 in each step and gamma = 0.98: 1 / 0.02 = 50. Where each step costs 1, no Q is above 0, which is Q at the end.
+    Three rewards of 1 with gamma = 0.9 sum to 1 + 0.9 + 0.81 = 2.71; 2.71 (1 + 0.729 + 0.729^2 + …) = 2.71 / 0.271 = 10.
+    """
+    close([script.q_bound(1, 0.98), script.q_bound(-1, 0.98), script.q_bound(2.71, 0.9**3)], [50, 0, 10])
+
+
+@catches(
     "linear_schedule, goes on falling: max(0.0, 1 - step / duration) -> (1 - step / duration)",
 )
 def test_schedule(script):
@@ -394,6 +405,7 @@ def slow_training(number):
             if at % args.target_network_frequency == 0:
                 for p, q in zip(target.parameters(), agent.parameters()):
                     p.data = args.tau * q.data + (1 - args.tau) * p.data
+                figures["q_bound"].append(10 * max(0, *[row[2] for row in memory[-args.buffer_size :]]))
         obs, reset = next_obs, terminated | truncated
     return figures, flat(agent), flat(target), returns
 
@@ -409,6 +421,7 @@ def slow_training(number):
     "train, obs and next_obs exchanged: buffer.add(obs, -> buffer.add(next_obs,",
     "train, one copy early: if step % args.target -> if (step + 1) % args.target",
     "train, nothing is copied: polyak(target, agent, -> polyak(agent, target,",
+    "train, bound of another gamma: buffer.rewards.max(), args.gamma -> buffer.rewards.max(), args.tau",
     "train, tau forgotten: polyak(target, agent, args.tau) -> polyak(target, agent, 1.0)",
     "train, starts early: step >= learning_starts -> step >= args.batch_size",
     "train, rewards not clipped: if args.clip_reward -> if False",
