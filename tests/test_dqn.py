@@ -117,7 +117,7 @@ def test_mean_or_median(script):
 )
 def test_bound_of_q(script):
     """1 in each step and gamma = 0.98: 1 / 0.02 = 50. Where each step costs 1, no Q is above 0, which is Q at the end.
-    Three rewards of 1 with gamma = 0.9 sum to 1 + 0.9 + 0.81 = 2.71; 2.71 (1 + 0.729 + 0.729^2 + …) = 2.71 / 0.271 = 10.
+    Three rewards of 1 with gamma = 0.9 sum to 2.71, and 2.71 (1 + 0.729 + 0.729^2 + …) = 2.71 / 0.271 = 10.
     """
     close([script.q_bound(1, 0.98), script.q_bound(-1, 0.98), script.q_bound(2.71, 0.9**3)], [50, 0, 10])
 
