@@ -180,9 +180,9 @@ def hidden_layers(inputs, sizes, linear):
 
 def stream(inputs, hidden_sizes, outputs, linear):
     """A network of hidden layers and an output layer, all made by `linear`."""
+    layers = hidden_layers(inputs, hidden_sizes, linear)
     last_size = [inputs, *hidden_sizes][-1]
-    last_layer = layer(linear(last_size, outputs), gain=1.0)
-    return nn.Sequential(*hidden_layers(inputs, hidden_sizes, linear), last_layer)
+    return nn.Sequential(*layers, layer(linear(last_size, outputs), gain=1.0))
 
 
 def dueling_values(value, advantages):

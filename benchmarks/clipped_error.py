@@ -18,8 +18,8 @@ from common import RESULTS, ROOT, stamp
 sys.path.insert(0, str(ROOT))
 import dqn  # noqa: E402
 
-STEPS, UPDATES, PERIOD, GAMMA = 50_000, 40_000, 100, 0.99
-ARGS = dqn.Args(gamma=GAMMA, num_envs=10, hidden_sizes=(128, 128), learning_rate=1e-3, batch_size=128)
+STEPS, UPDATES, PERIOD, GAMMA = 20_000, 8_000, 100, 0.95
+ARGS = dqn.Args(gamma=GAMMA, num_envs=10, learning_rate=2.5e-4)
 
 
 def play(seed):
@@ -31,7 +31,7 @@ def play(seed):
     while buffer.size < STEPS:
         actions = rng.integers(2, size=ARGS.num_envs)
         next_obs, rewards, terminated, truncated, _ = envs.step(actions)
-        buffer.add(obs, actions[:, None], rewards, terminated, truncated, reset_rows, next_obs)
+        buffer.add(obs, actions[:, None], rewards, next_obs, terminated, reset_rows)
         obs, reset_rows = next_obs.copy(), terminated | truncated
     return envs, buffer
 
@@ -50,9 +50,9 @@ def learn(envs, buffer, seed, clip_error):
             loss.backward()
             torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
-            total += q.detach()
+            total += q
         dqn.polyak(target, agent, 1.0)
-        means.append(round(float(total) / PERIOD, 2))
+        means.append(round(float(total) / PERIOD, 3))
     return means
 
 
