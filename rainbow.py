@@ -556,8 +556,8 @@ def q_losses(q, targets, clip_error):
     Q is a mean, and squared errors find the mean. Say that one step in twenty ends the episode and
     is worth 0, the others 100. The slopes of the twenty losses add up to 0 where
 
-        19 * 2 (100 - Q) = 2 Q        Q = 95, squared: the mean
-        19 (100 - Q) = 1              Q = 99.95, clipped: an error of 95 pulls like an error of 1
+        19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
+        19 (100 - Q) = 1   (clipped: Q = 99.95, as an error of 95 pulls like an error of 1)
 
     So clipped errors forget rare failures, and bootstrapping hands this on from state to state.
     """

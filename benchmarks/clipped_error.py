@@ -18,7 +18,7 @@ from common import RESULTS, ROOT, stamp
 sys.path.insert(0, str(ROOT))
 import dqn  # noqa: E402
 
-STEPS, UPDATES, PERIOD, GAMMA = 20_000, 8_000, 100, 0.95
+STEPS, UPDATES, PERIOD, GAMMA = 20_000, 5_000, 50, 0.95
 ARGS = dqn.Args(gamma=GAMMA, num_envs=10, learning_rate=2.5e-4)
 
 

@@ -627,6 +627,7 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
     assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    assert command(script, "--resume run --total-timesteps 400") == 2  # epsilon would jump back
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
