@@ -387,8 +387,7 @@ manual_seed = torch.manual_seed  # of what dropout draws
 # Tuned settings per environment; flags win over them.
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_error": True,
-         "clip_reward": True,
-         "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000}  # fmt: skip
+         "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 8, "train_frequency": 8, "learning_rate": 7e-4, "hidden_sizes": (120, 84),
                     "target_network_frequency": 800, "exploration_fraction": 0.1, "total_timesteps": 400_000},

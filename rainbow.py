@@ -691,7 +691,8 @@ manual_seed = torch.manual_seed  # of what dropout draws
 # the bounds that Args gives for v_min and v_max; with narrower bounds, atoms are closer together.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
-         "clip_error": True, "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000}  # fmt: skip
+         "clip_error": True, "clip_reward": True, "total_timesteps": 10_000_000,
+         "checkpoint_every": 1_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
