@@ -634,12 +634,12 @@ def train(args):
         obs = obs.copy()  # the environments may write the next ones into the same array
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        first_step = run.step + 1
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, truncated, dones)
         if agent.obs_stats is not None:  # the buffer keeps raw observations
             agent.obs_stats.update(obs[~dones])
-        first_step = run.step + 1
-        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)  # moves run.step on
         obs = next_obs
         dones = terminated | truncated  # whose next step only resets
 
@@ -681,6 +681,7 @@ SCHEDULED = ("anneal_lr", "exploration_fraction", "prioritized")  # if set, a sc
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
 REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs"}
+VECTOR_MODE = None  # the environment's own vector version, if it has one
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
@@ -836,7 +837,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:

@@ -429,7 +429,7 @@ def slow_training(number):
     "train, tau forgotten: polyak(target, agent, args.tau) -> polyak(target, agent, 1.0)",
     "train, starts early: step >= learning_starts -> step >= args.batch_size",
     "train, rewards not clipped: if args.clip_reward -> if False",
-    "train, reported returns clipped: run.count(next_obs, rewards, -> run.count(next_obs, learned_rewards,",
+    "train, reported returns clipped: run.count(next_obs, rewards, -> run.count(next_obs, np.sign(rewards),",
     "train, target network has statistics of its own: target.obs_stats = agent.obs_stats -> 0",
     "train, observations overwritten: obs.copy() -> obs",
     "train, statistics of the observations after: update(obs[ -> update(next_obs[",
@@ -474,6 +474,13 @@ def test_small_worlds_are_learnt(script, name):
     run = rehearse(script, world, **EASY, eval_episodes=8, clip_reward=score == 7)
     close(run.agent(torch.tensor(list(values))[:, None].float()), list(values.values()), atol=0.1)
     assert run.evaluations["return_mean"][-1] == score and run.evaluations["return_std"][-1] == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_rewards_beyond_float32_are_named(script):
+    """1e300 would become infinite in the buffer, and the loss NaN much later."""
+    with pytest.raises(script.UserError, match="reward is NaN or infinite"):
+        rehearse(script, lambda: Probe(lambda *_: 1e300), **EASY)
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
