@@ -734,9 +734,9 @@ def scale_and_bias(box):
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
     bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
-    scale = np.where(bounded, high / 2 - low / 2, 1)
-    bias = np.where(bounded, high / 2 + low / 2, 0)
-    return scale, bias
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
 
 
 # Where things stand in a TeamEnv's observation, all of them slices: `observations`, `states` and

@@ -24,7 +24,7 @@ LINE, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
 
 
 def planned(*numbers):
-    """Stands for a generator: these numbers decide what a slot shows; a choice of demos falls on the likeliest or last."""
+    """Stands for a generator: these numbers decide what a slot shows; of demos the likeliest or last is drawn."""
     draws = iter(numbers)
 
     def choice(options, p=(1,)):
