@@ -1,8 +1,8 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
 """REINFORCE and A2C, the simplest policy gradients, all of it, in this one file.
@@ -93,7 +93,7 @@ class Args:
 
 
 # ------------------------------------------------------------------------------------------ networks
-class ActorCritic(nn.Module):
+class PolicyAgent(nn.Module):
     """An actor, which gives a distribution over actions, and a critic, the value of an observation.
 
     Actions are Discrete; observations are vectors.
@@ -462,20 +462,20 @@ def set_threads(image):
         torch.set_num_threads(1)
 
 
-def make_actor_critic(args, envs):
-    """An untrained ActorCritic for these environments. UserError if it cannot handle a space."""
+def make_policy_agent(args, envs):
+    """An untrained PolicyAgent for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     is_vector = isinstance(obs_space, spaces.Box) and not is_image(obs_space)
     if not is_vector or not isinstance(action_space, spaces.Discrete):
         kinds = f"observations {obs_space} and actions {action_space}"
-        raise UserError(f"{args.env_id}: no ActorCritic for {kinds}; ppo.py takes more kinds")
+        raise UserError(f"{args.env_id}: no PolicyAgent for {kinds}; ppo.py takes more kinds")
     if args.n_step and args.baseline == "none":
         raise UserError("n_step needs baseline value: the critic stands for what follows after n steps")
     torch.manual_seed(args.seed)
-    return ActorCritic(obs_space, action_space, args, choose_device(args)).eval()
+    return PolicyAgent(obs_space, action_space, args, choose_device(args)).eval()
 
 
-make_agent = make_actor_critic  # as the run section calls it
+make_agent = make_policy_agent  # as the run section calls it
 
 
 # ===== run: the same in every script ==============================================================
