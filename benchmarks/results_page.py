@@ -11,14 +11,17 @@ import json
 import math
 import re
 import statistics
+from functools import cache
 
-from common import RESULTS, ROOT, interval, iqm, number, read, table
+from common import RESULTS, interval, iqm, number, read, table
 from matplotlib.figure import Figure
 from peers import OURS
+from text import ROOT, text_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLISHED = json.loads((ROOT / "benchmarks/data/published.json").read_text(encoding="utf-8"))
 SCRIPTS = "ppo ppo_masked ppo_rnd dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
+CHANGED = ", since changed"
 MARK = re.compile(r"<!-- ([\w ]+): (.*?) -->.*?<!-- end -->", re.DOTALL)
 COLUMNS = {  # title: the list of an entry, with an item for each seed, and what is taken of it
     "mean": ("returns", statistics.mean),
@@ -36,10 +39,17 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
 }
 
 
+@cache
+def present_text(script, env_id):
+    """The hash of a script as it is today."""
+    return text_of(script, env_id)
+
+
 def cell(entry, title):
     """A column of an entry, as text."""
     if title == "commit":
-        return entry.get("commit", "–")
+        same = entry.get("script") is None or entry["text"] == present_text(entry["script"], entry["env_id"])
+        return entry.get("commit", "–") + ("" if same else CHANGED)
     if title == "seeds":
         seeds = sorted(entry.get("seeds", []))
         in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
@@ -79,10 +89,11 @@ def published(script, env_id):
 def scores(script):
     """The table on a script's page: its scores, beside random play and what others report."""
     titles = ["mean", "worst seed", "seeds", "steps", "seconds"]
-    rows = [["environment", *titles, "random play", "published"]]
+    rows = [["environment", *titles, "random play", "published", "commit"]]
     for name, entry in sorted(read(f"{script}_scores").items(), key=lambda item: " " in item[0]):  # with flags: last
         chance = figure(f"random {script} {name.split()[0]}", "mean")
-        rows.append([f"`{name}`", *[cell(entry, title) for title in titles], chance, published(script, name)])
+        cells = [*[cell(entry, title) for title in titles], chance, published(script, name), cell(entry, "commit")]
+        rows.append([f"`{name}`", *cells])
     return table(*rows)
 
 
@@ -92,7 +103,7 @@ def intervals(script):
     for name, entry in read(f"{script}_scores").items():
         if " " not in name:  # without other flags
             cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
-            rows.append([f"`{name}`", *cells, published(script, name), entry.get("commit", "–")])
+            rows.append([f"`{name}`", *cells, published(script, name), cell(entry, "commit")])
     return table(*rows)
 
 
@@ -112,6 +123,8 @@ def grid(file):
         steps.setdefault(env_id, []).extend(entry.get("steps", []))
     rows = [["mean (worst seed; number of seeds)", *steps]]
     rows.append(["steps", *[cell({"steps": taken}, "steps") for taken in steps.values()]])
+    commits = [{cell(entry, "commit") for (there, _), entry in found.items() if there == env_id} for env_id in steps]
+    rows.append(["commit", *["; ".join(sorted(several)) for several in commits]])
     for variant in dict.fromkeys(variant for _, variant in found):
         there = [found.get((env_id, variant)) for env_id in steps]
         cells = [f"{cell(x, 'mean')} ({cell(x, 'worst seed')}; {len(x['seeds'])})" if x else "–" for x in there]
@@ -122,7 +135,7 @@ def grid(file):
 def peers(file):
     """The table of ours beside the peers."""
     titles = ["seeds", "steps", "reached by", "steps to threshold", "seconds to threshold"]
-    titles += ["memory, MiB", "lines to read"]
+    titles += ["memory, MiB", "lines to read", "commit"]
     rows = [["task", "side", "score", *titles]]
     for key, entry in sorted(read(file).items()):
         rows.append([*key.split(", "), score(entry), *[cell(entry, title) for title in titles]])

@@ -13,7 +13,6 @@ benchmarks/results/unknown.json (with other flags: nothing) and prints a table.
 import argparse
 import json
 import shlex
-import statistics
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from types import SimpleNamespace
 
 from common import ROOT, call, keep, missing, stamp
 from peers import PEERS
+
 table_of = lambda x: ""
 
 sys.path.insert(0, str(ROOT))
