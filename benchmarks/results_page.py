@@ -142,6 +142,28 @@ def peers(file):
     return table(*rows)
 
 
+def unknown(script):
+    """The table of unknown.py: the defaults of a script beside the peer's, and the mean of the shares in each half."""
+    found = {key.removeprefix(f"{script} "): entry for key, entry in read("unknown").items() if key.startswith(script)}
+    titles = ["mean", "worst seed", "seeds", "seconds"]
+    rows = [["environment", *titles, "peer: mean", *titles[1:], "random play", "share of the peer's gain", "commit"]]
+    for half in dict.fromkeys(entry["half"] for entry in found.values()):
+        shares = []
+        for name in dict.fromkeys(key.rpartition(", ")[0] for key, entry in found.items() if entry["half"] == half):
+            ours, peer, chance = [found.get(f"{name}, {side}", {}) for side in ("ours", "peer", "random")]
+            row = [name, *[cell(side, title) for side in (ours, peer) for title in titles], cell(chance, "mean"), "–"]
+            if ours and peer and chance:
+                score, other, worst = [statistics.mean(side["returns"]) for side in (ours, peer, chance)]
+                shares.append((score - worst) / (other - worst) if other > worst else math.nan)
+                row[-1] = number(shares[-1])
+            rows.append([*row, cell(ours, "commit")])
+        shares = [share for share in shares if share == share]
+        if shares:
+            mean = f"{number(statistics.mean(shares))}, lowest {number(min(shares))}"
+            rows.append([f"*{half}: mean*", *["–"] * 9, mean, ""])
+    return table(*rows)
+
+
 def total(name):
     """The sum of a field of all entries, "FILE FIELD"."""
     file, field = name.split()
@@ -222,7 +244,7 @@ def draw_curves():
         draw_panels(f"{script}_curves.png", found, "return")
 
 
-KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, total)}
+KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, unknown, total)}
 
 
 def written(mark):
