@@ -71,58 +71,78 @@ def test_returns_and_gae(script):
     "compute_vtrace, leaks: ~(terminated | truncated) -> ~terminated",
     "compute_vtrace, bootstraps from the terminal state: * ~terminated -> * 1",
     "compute_vtrace, R for r: rewards + -> compute_returns(rewards, next_values, terminated, truncated, gamma) +",
-    "compute_vtrace, no weight: return rho * advantages -> return advantages",
+    "compute_vtrace, weighs the advantages as well: return advantages -> return rho * advantages",
     "compute_vtrace, V in place of v: deltas[t] + gamma * next_correction -> deltas[t]",
     "compute_vtrace, rho carries back: gamma * c[t] -> gamma * rho[t]",
-    "compute_vtrace, rho is not clipped: .clamp(max=rho_clip) -> ",
-    "compute_vtrace, c is not clipped: .clamp(max=c_clip) -> ",
-    "compute_vtrace, c clipped at 1: .clamp(max=c_clip) -> .clamp(max=1.0)",
 )
 def test_vtrace(script):
-    """pi/mu = 2, 1/2, 4; rho at most 1.5 and c at most 1: rho = 1.5, 0.5, 1.5 and c = 1, 0.5, 1.
+    """pi/mu = 2, 1/2, 4; rho at most 1.5 and c at most 1: rho = 1.5, 0.5, 1.5 and c = 1, 0.5, 1. gamma = 0.5.
 
-    v_2 = 3 + 1.5 (3 + 4/2 - 3) = 6                      A_2 = 1.5 (3 + 4/2 - 3) = 3
-    v_1 = 2 + 0.5 (4 - 2) = 3                            A_1 = 0.5 (4 - 2) = 1                 terminated
-    v_0 = 1 + 1.5 (1 + 2/2 - 1) + 1/2 (3 - 2) = 3        A_0 = 1.5 (1 + 3/2 - 1) = 2.25
+    v_2 = 3 + 1.5 (3 + 4/2 - 3) = 6                      A_2 = 3 + 4/2 - 3 = 2
+    v_1 = 2 + 0.5 (4 - 2) = 3                            A_1 = 4 - 2 = 2               terminated
+    v_0 = 1 + 1.5 (1 + 2/2 - 1) + 1/2 (3 - 2) = 3        A_0 = 1 + 3/2 - 1 = 1.5
     """
     rewards, values, next_values = column(1.0, 4, 3), column(1.0, 2, 3), column(2.0, 99, 4)
     terminated, truncated = column(0, 1, 0) > 0, column(0, 0, 0) > 0
-    step, log_ratios = (rewards, values, next_values, terminated, truncated), log(2.0, 0.5, 4.0)[:, None]
-    vtrace = lambda *numbers: torch.cat(script.compute_vtrace(*step, *numbers, None), dim=1).T  # A, v
-    close(vtrace(log_ratios, 0.5, 1.5, 1.0), [[2.25, 1, 3], [3, 3, 6]])
-    close(vtrace(log_ratios, 0.5, 1.0, 1.0), [[1.5, 1, 2], [2.5, 3, 5]])  # both at most 1: v_0 = 1 + 1 + 1/2 (3 - 2)
-    close(vtrace(log_ratios, 0.5, 1.5, 0.25)[1], [2.625, 3, 6])  # c_0 = 1/4: v_0 = 1 + 1.5 + 1/8 (3 - 2)
-    close(vtrace(log_ratios, 0.5, 1.5, 1.5)[1], [3.25, 3, 6])  # c_0 = 3/2: v_0 = 1 + 1.5 + 3/4 (3 - 2)
-    close(vtrace(0 * log_ratios, 0.5, 1.0, 1.0)[1], [3, 4, 5])  # pi = mu: 1 + 4/2, 4, 3 + 4/2
-    truncated[0] = True  # then v_0 = 1 + 1.5 = 2.5, and v_1 in A_0 is V_1: 1.5 (1 + 2/2 - 1)
-    close(vtrace(log_ratios, 0.5, 1.5, 1.0), [[1.5, 1, 3], [2.5, 3, 6]])
+    step, ratios = (rewards, values, next_values, terminated, truncated), column(2.0, 0.5, 4.0)
+
+    def vtrace(rho_clip, c_clip, ratios=ratios):
+        rho, c = ratios.clamp(max=rho_clip), ratios.clamp(max=c_clip)
+        return torch.cat(script.compute_vtrace(*step, rho, c, 0.5), dim=1).T  # A, v
+
+    close(vtrace(1.5, 1.0), [[1.5, 2, 2], [3, 3, 6]])
+    close(vtrace(1.0, 1.0), [[1.5, 2, 2], [2.5, 3, 5]])  # both at most 1: v_0 = 1 + 1 + 1/2 (3 - 2)
+    close(vtrace(1.5, 0.25)[1], [2.625, 3, 6])  # c_0 = 1/4: v_0 = 1 + 1.5 + 1/8 (3 - 2)
+    close(vtrace(1.5, 1.5)[1], [3.25, 3, 6])  # c_0 = 3/2: v_0 = 1 + 1.5 + 3/4 (3 - 2)
+    close(vtrace(1.0, 1.0, ratios**0)[1], [3, 4, 5])  # pi = mu: 1 + 4/2, 4, 3 + 4/2
+    truncated[0] = True  # then v_0 = 1 + 1.5 = 2.5, and v_1 in A_0 is V_1: 1 + 2/2 - 1
+    close(vtrace(1.5, 1.0), [[1, 2, 2], [2.5, 3, 6]])
 
 
 @catches(
-    "compute_vtrace, normalised after rho: if played -> advantages, rho = rho * advantages, 1\n    if played",
-    "compute_vtrace, over reset rows as well: normalize(advantages[played]) -> normalize(advantages)[played]",
-    "compute_vtrace, not normalised: if played is not None -> if False",
+    'RolloutBuffer.compute_advantages, rewards-to-go are forgotten: or args.value_target == "returns" -> ',
+    'RolloutBuffer.compute_advantages, the advantages change as well: if args.estimator == "vanilla":\n -> if True:\n',
 )
-def test_vtrace_is_normalised_before_it_is_weighed(script):
-    """One step in three environments; the third row only resets. pi/mu = 1.6, 0.4.
+def test_value_targets(script):
+    """Rewards 1, 2, 3, values 1, 1, 1, terminated after the third step; gamma = lambda = 0.5.
 
-    Both actions pay 1: neither is better, and both advantages are 0. (If 1.6 and 0.4 were normalised they would be
-    1 and -1.) They pay 1 and 3: normalised -1 and 1, weighed -1.6 and 0.4.
+    t  delta                A                  A + V  rewards-to-go
+    0  1 + 1/2 - 1 = 0.5    0.5 + 2/4 = 1      2      1 + 3.5/2 = 2.75
+    1  2 + 1/2 - 1 = 1.5    1.5 + 2/4 = 2      3      2 + 3/2 = 3.5
+    2  3 - 1 = 2            2                  3      3
     """
-    zeros, no = torch.zeros(1, 3), torch.zeros(1, 3) > 0
-    played = torch.tensor([[True, True, False]])
-    for rewards, advantages in (([1, 1, 0], [0, 0]), ([1, 3, 0], [-1.6, 0.4])):
-        given = torch.tensor([rewards]).float(), zeros, zeros, ~no, no, log(1.6, 0.4, 1.0)[None], 0.5, 2.0, 1.0
-        close(script.compute_vtrace(*given, played)[0][played], advantages)
+    buffer = script.RolloutBuffer(3, 1, NUMBER, TWO)
+    buffer.rewards[:, 0], buffer.terminated[2] = [1, 2, 3], True
+    log_probs, values = torch.zeros(3, 1), torch.tensor([[1.0], [1], [1], [99]])
+    for target, returns in (("lambda", [2, 3, 3]), ("returns", [2.75, 3.5, 3])):
+        args = script.Args(gamma=0.5, gae_lambda=0.5, value_target=target)
+        buffer.compute_advantages(log_probs, values, log_probs, args)
+        close(buffer.rows.advantages[:, 0], [1, 2, 2])
+        close(buffer.rows.returns[:, 0], returns)
+
+
+@catches("ppo_loss, weighed before they are normalised: batch.rho * advantages -> normalize(batch.rho * batch.advantages)")
+def test_vtrace_is_normalised_before_it_is_weighed(script):
+    """Two actions with the ratios pi/mu = 1.6 and 0.4, and pi is pi_old: the loss is minus the mean of rho A.
+
+    Both pay 1: neither is better, both normalised advantages are 0. (If 1.6 and 0.4 were normalised, they would
+    be 1 and -1.) They pay 1 and 3: normalised -1 and 1, weighed -1.6 and 0.4, whose mean is -0.6.
+    """
+    zeros = torch.zeros(2)
+    args = script.Args(estimator="vtrace", ent_coef=0.0, vf_coef=0.0)
+    agent = lambda obs, actions: (zeros, zeros, zeros)
+    for advantages, loss in (([1.0, 1.0], 0), ([1.0, 3.0], 0.6)):
+        rows = script.Batch(zeros, zeros, zeros, zeros, zeros, torch.tensor(advantages), torch.tensor([1.6, 0.4]), zeros)
+        close(script.ppo_loss(agent, rows, args)[0], loss)
 
 
 @catches(
-    "RolloutBuffer.compute_advantages, bootstraps from the reset: rewards, values[1:] -> rewards, values[[1, 3, 3, 4]]",
-    "RolloutBuffer.compute_advantages, from the state itself: rewards, values[1:] -> rewards, values[:-1]",
-    "RolloutBuffer.compute_advantages, from the last stored: rewards, values[1:] -> rewards, values[[1, 2, 3, 3]]",
-    "RolloutBuffer.compute_advantages, normalised: self.returns - values[:-1] -> normalize(self.returns - values[:-1])",
+    "RolloutBuffer.compute_advantages, bootstraps from the reset: values[:-1], values[1:] -> values[:-1], values[[1, 3, 3, 4]]",
+    "RolloutBuffer.compute_advantages, from the state itself: values[:-1], values[1:] -> values[:-1], values[:-1]",
+    "RolloutBuffer.compute_advantages, from the last stored: values[:-1], values[1:] -> values[:-1], values[[1, 2, 3, 3]]",
+    "RolloutBuffer.compute_advantages, normalised: returns - old_values -> normalize(returns - old_values)",
     "RolloutBuffer.minibatches, reset rows drawn: ~self.reset_rows -> self.obs[1:] > 0",
-    "RolloutBuffer.explained_variance, of all rows: returns = self.returns[self.played] -> returns = self.returns",
+    "RolloutBuffer.explained_variance, of all rows: ~self.reset_rows -> self.reset_rows | True",
     "RolloutBuffer.explained_variance, uncentred: errors.var(correction=0) -> (errors**2).mean()",
 )
 def test_reset_rows(script):
@@ -141,8 +161,10 @@ def test_reset_rows(script):
 
 
 @catches(
-    "RolloutBuffer.compute_advantages, the ratio counts twice: .old_log_probs = log -> .old_log_probs = mu_log",
+    "RolloutBuffer.compute_advantages, the ratio counts twice: old_log_probs=log -> old_log_probs=mu_log",
     "RolloutBuffer.compute_advantages, the ratio is forgotten: log_probs - mu_log_probs -> log_probs - log_probs",
+    "RolloutBuffer.compute_advantages, rho is not clipped: clamp(max=args.rho_clip) -> clamp(max=99)",
+    "ppo_loss, rho is forgotten: batch.rho * advantages -> advantages",
 )
 def test_the_ratio_counts_once(script):
     """A bandit: R = 1, 2, 3. mu = 1/2, 1/4, 1/4 played each action as often as it should in four; pi = 0.4, 0.2, 0.4.
@@ -162,7 +184,7 @@ def test_the_ratio_counts_once(script):
         logits.data = log(0.4, 0.2, 0.4)
         buffer.compute_advantages(*buffer.log_probs_and_values(agent), mu_log_probs, args)
         (batch,) = buffer.minibatches(1, IN_ORDER)
-        close(batch.advantages, [0.8, 0.8, 1.6, 3 * min(1.6, rho_clip)])  # rho R
+        close(batch.rho * batch.advantages, [0.8, 0.8, 1.6, 3 * min(1.6, rho_clip)])  # rho R
         loss, figures = script.ppo_loss(agent, batch, args)
         loss.backward()
         close(-logits.grad, gradient)
@@ -246,22 +268,33 @@ def test_running_mean_and_deviation(script):
 
 @catches(
     "RolloutBuffer.scale_rewards, survives an end: self.terminated[t] | self.truncated[t] -> self.terminated[t]",
+    "RolloutBuffer.scale_rewards, one end ends all: np.where(self.terminated[t] | self.truncated[t], 0, G[t]) -> "
+    "G[t] * (1 - (self.terminated[t] | self.truncated[t]).max())",
     "RolloutBuffer.scale_rewards, counts reset rows: [~self.reset_rows] -> [self.reset_rows | True]",
-    "RolloutBuffer.scale_rewards, always begins anew: all_returns = -> self.discounted_returns[:] = 0; all_returns =",
+    "RolloutBuffer.scale_rewards, always begins anew: G = np -> self.rewards_so_far[:] = 0; G = np",
     "RolloutBuffer.scale_rewards, not clipped: -10, 10) -> -1e9, 1e9)",
 )
 def test_reward_scaling(script):
-    """Before, G = 2. Rewards 1, 2 (end), 0 (reset row), 4, 1: G = 1 + 2/2 = 2; 2 + 2/2 = 3; -; 4; 1 + 4/2 = 3, of which
-    the mean is 3, the variance 1/2. Where both G are 3, the deviation is 0 and rewards are clipped to ±10.
+    """gamma = 0.5, and G was 2 in the first environment, 0 in the second.
+
+    rewards    1                2 (cut off)     0 (reset)  4    1
+    G          1 + 2/2 = 2      2 + 2/2 = 3     -          4    1 + 4/2 = 3
+    rewards    2 (terminated)   0 (reset)       4          1    3
+    G          2                -               4          3    3 + 3/2 = 4.5
+
+    The mean of these eight G is 25.5/8 = 3.1875, that of their squares 87.25/8; so the variance is 0.74609375. Where all G are 3, the
+    deviation is 0, and rewards are clipped to ±10.
     """
-    buffer = script.RolloutBuffer(5, 1, NUMBER, TWO)
-    buffer.rewards[:, 0] = rewards = np.array([1, 2, 0, 4, 1])
-    buffer.truncated[1], buffer.reset_rows[2], buffer.discounted_returns[:] = True, True, 2
+    buffer = script.RolloutBuffer(5, 2, NUMBER, TWO)
+    buffer.rewards[:] = rewards = np.array([[1, 2], [2, 0], [0, 4], [4, 1], [1, 3]])
+    buffer.truncated[1, 0], buffer.terminated[0, 1] = True, True
+    buffer.reset_rows[2, 0], buffer.reset_rows[1, 1] = True, True
+    buffer.rewards_so_far[0] = 2
     stats = script.RunningMeanStd()
     buffer.scale_rewards(stats, 0.5)
-    close([stats.mean.item(), stats.var.item(), stats.count.item()], [3, 0.5, 4])
-    close(buffer.rewards.ravel(), rewards / math.sqrt(0.5))
-    close(buffer.discounted_returns, [3])  # for the next rollout
+    close([stats.mean.item(), stats.var.item(), stats.count.item()], [3.1875, 0.74609375, 8])
+    close(buffer.rewards, rewards / math.sqrt(0.74609375))
+    close(buffer.rewards_so_far, [3, 4.5])  # for the next rollout
     for sign in (1, -1):
         buffer = script.RolloutBuffer(1, 2, NUMBER, TWO)
         buffer.rewards[:] = 3 * sign
@@ -459,7 +492,7 @@ def slow_targets(rewards, values, next_values, terminated, truncated, gamma, rho
 
 def textbook_training(script, run, calls):
     """(the agent after the same training done the slow way, steps). On the way, every logged figure is compared."""
-    args, agent, figures = run.args, calls[0].agent, run.logged
+    args, agent, figures = run.args, calls[0].agent, run.all_logged
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
     seen, is_vtrace, one = [], args.estimator == "vtrace", torch.ones(6, 2)  # observations so far
     for i, call in enumerate(calls):
@@ -495,19 +528,16 @@ def textbook_training(script, run, calls):
             if is_vtrace:
                 successors = torch.where(terminated | truncated, values[1:], torch.cat([returns[1:], values[-1:]]))
                 advantages = rewards + args.gamma * successors * ~terminated - values[:-1]
-                if args.norm_adv:
-                    advantages = (advantages - advantages[played].mean()) / advantages[played].std(correction=0)
-                advantages = rho * advantages
         if k == 0:
             errors, targets = (returns - values[:-1])[played].numpy(), returns[played].numpy()
             close(figures["explained_variance"][number], 1 - errors.var() / targets.var())
         assert set(map(tuple, call.batch.obs.tolist())) <= set(place), "a reset row is trained on"
         rows = tuple(np.transpose([place[tuple(o)] for o in call.batch.obs.tolist()]))
-        fields = obs[:-1], actions, mu_log_probs, log_probs, values[:-1], advantages, returns
+        fields = obs[:-1], actions, mu_log_probs, log_probs, values[:-1], advantages, rho, returns
         batch = script.Batch(*[field[rows] for field in fields])
         features = agent.features(batch.obs)
         pi, new_values = distributions(agent, agent.actor(features)), agent.critic(features)[:, 0]
-        given = batch, args, args.norm_adv and not is_vtrace, batch.mu_log_probs, slice(None)
+        given = batch, args, args.norm_adv, batch.mu_log_probs, slice(None)
         loss, expected = textbook_loss(pi, new_values, *given)
         for name, figure in expected.items():
             close(figures[name][i], figure, atol=1e-4)
@@ -526,7 +556,6 @@ def textbook_training(script, run, calls):
     "ppo_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
     "ppo_loss, value weighs 1: args.vf_coef * v_loss -> v_loss",
     "ppo_loss, ratio inverted: log_probs - batch.old_log_probs -> batch.old_log_probs - log_probs",
-    'ppo_loss, normalised by minibatches: and args.estimator != "vtrace" -> ',
     "ppo_loss, the KL of the renewed policy: batch.mu_log_probs -> batch.old_log_probs",
     "RolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
     "train, reset row that opens a rollout forgotten: for t in -> ended = ended & False\n        for t in",
