@@ -141,3 +141,16 @@ def test_ppo(text_of):
     assert text_of(source.replace("0.5 * errors.mean()", "0.6 * errors.mean()"), "CartPole-v1") != text_of(
         source, "CartPole-v1"
     )
+
+
+def test_unknown(text_of):
+    """No script has settings for the environments of unknown.py; half of them are kept from choosing."""
+    unknown, text = importlib.import_module("unknown"), importlib.import_module("text")
+    assert len(unknown.CHOOSING) == len(unknown.REPORTING) >= 8 and not {*unknown.CHOOSING} & {*unknown.REPORTING}
+    ids = {env_id for _, env_id, _ in unknown.ENVIRONMENTS.values()}
+    assert len(ids) == len(unknown.ENVIRONMENTS)
+    for script in ROOT.glob("*.py"):
+        source = script.read_text(encoding="utf-8")
+        if "\nTUNED" in source:
+            tuned = text.Story(source.split("# ===== run")[0]).tuned
+            assert tuned and not {env_id.split(":")[-1] for env_id in ids} & {*tuned}, script
