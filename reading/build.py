@@ -57,13 +57,11 @@ class Unit:
     section: str = ""  # title of the section that begins here
     intro: str = ""  # the comment below this title
     lessons: list = field(default_factory=list)  # (test, other units that it exercises)
-    mistakes: list = field(default_factory=list)  # (the text in `catches`, where, what is wrong, old text, new text)
+    mistakes: list = field(
+        default_factory=list
+    )  # (the text in `catches`, where, what is wrong, old text, new text, line)
+    is_wide: bool = False  # the docstring holds a drawing or a wide table, and stands above the code
     notes: list = field(default_factory=list)  # the "details that matter" of docs/
-
-    @property
-    def is_wide(self):
-        """Whether the docstring needs the width of the page: a drawing, or a wide table."""
-        return bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", self.doc, re.M))
 
 
 class Script:
@@ -92,18 +90,17 @@ class Script:
 
     def cut(self, nodes):
         """Yield the Units of the story."""
-        found = []  # (name, node, first line, comments above it)
+        found = {}  # name: (node, first line, comments above it)
         for node in (x for x in nodes if x.lineno <= self.story):
             methods = [x for x in getattr(node, "body", []) if isinstance(node, ast.ClassDef) and hasattr(x, "name")]
             for part in [node, *(x for x in methods if ast.get_docstring(x))]:
                 name = part.targets[0].id if isinstance(part, ast.Assign) else getattr(part, "name", "imports")
                 name = name if part is node else f"{node.name}.{name}"
-                name += "-2" * (name in [x for x, *_ in found])
                 first = min(x.lineno for x in [part, *getattr(part, "decorator_list", [])])
                 above = [*takewhile(re.compile(r"\s*(#|$)").match, self.lines[first - 2 :: -1])][::-1]
-                found += [(name, part, first, above)] * (name != "imports-2")
-        ends = [first - len(above) - 1 for _, _, first, above in found[1:]] + [self.story]
-        for (name, node, first, above), last in zip(found, ends):
+                found.setdefault(name + "-2" * (name in found and name != "imports"), (part, first, above))
+        ends = [first - len(above) - 1 for _, first, above in found.values()][1:] + [self.story]
+        for (name, (node, first, above)), last in zip(found.items(), ends):
             unit = Unit(name, first, last, "\n".join(self.lines[first - 1 : last]).rstrip())
             unit.section = "".join(match[1] for match in map(RULER.match, above) if match)
             comment = "\n".join(re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)).strip()
@@ -111,6 +108,7 @@ class Script:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
                 unit.doc += "\n\n" + ast.get_docstring(node)
                 unit.hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)
+            unit.is_wide = bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", unit.doc, re.M))
             yield unit
 
     def attach(self, test):
@@ -121,7 +119,9 @@ class Script:
             where, what, old, new = re.match(r"([\w.]+), (.*?): (.*) -> (.*)", text, re.S).groups()
             unit = self.find.get(where) or self.find.get(where.rpartition(".")[0]) or self.rest
             places[unit.name] += 1
-            unit.mistakes += [] if NO_HUMAN.search(new) else [(text, where, what, old.strip(), new.strip())]
+            begin = unit.source.find(old) + len(old) - len(old.lstrip())
+            line = unit.first + unit.source[: max(begin, 0)].count("\n")
+            unit.mistakes += [] if NO_HUMAN.search(new) else [(text, where, what, old.strip(), new.strip(), line)]
         if by_hand(self.tests.split("\n"), test.lineno):
             used = {x.attr for x in ast.walk(test) if isinstance(x, ast.Attribute)}
             places.update({name: 0.1 for name in self.find if name.rpartition(".")[2] in used})
@@ -137,7 +137,9 @@ class Site:
         self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
         (self.folder / "img").mkdir(parents=True, exist_ok=True)
         loader = jinja2.FileSystemLoader(HERE)
-        self.template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template("page.html")
+        self.template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template(
+            "page.html"
+        )
         self.template.globals.update(site=self, inline=inline, docstring=docstring, slug=slug)
         self.template.globals.update(doc_of=ast.get_docstring, highlight=highlight)
 
@@ -162,12 +164,12 @@ class Site:
             "text": lambda token: inline(token.content),
             "code_inline": lambda token: code_word(token.content),
             "code_block": lambda token: indented(token.content.rstrip().split("\n")),
-            "fence": lambda token: "<pre tabindex=0>%s</pre>" % "\n".join(highlight(token.content.rstrip(), token.info or "text")),
+            "fence": lambda token: tag("pre", "\n".join(highlight(token.content, token.info or "text")), tabindex="0"),
         }
         for name, rule in rules.items():
             page.add_render_rule(name, lambda self, tokens, i, *_, rule=rule: rule(tokens[i]))
         out = re.sub(r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.target(m[2], base)}"', page.render(text))
-        out = re.sub(r"<h3>(.*?)</h3>", lambda m: tag("h3", m[1], id=slug(m[1])), out)
+        out = re.sub(r"<h([23])>(.*?)</h.>", lambda m: tag(f"h{m[1]}", m[2], id=slug(m[2])), out)
         return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)
 
     def pictures(self, text, base, kind):
@@ -180,18 +182,8 @@ class Site:
         Path(self.folder, f"{name}.html").write_text(self.template.render(name=name, **given), encoding="utf-8")
 
 
-def code(text, markup, first, last, hidden=(), prefix="L"):
-    """Lines of code with their numbers. Long lines hang below their beginning."""
-    lines, rows = text.split("\n"), []
-    for i in range(first, last + 1):
-        if i not in hidden and (lines[i - 1].strip() or rows and i - 1 not in hidden):
-            depth = len(lines[i - 1]) - len(lines[i - 1].lstrip())
-            rows.append(f'<span id="{prefix}{i}" data-n="{i}" style="--i:{depth}">{markup[i - 1]}\n</span>')
-    return tag("pre", *rows, class_="code")
-
-
 def build(folder=REPO / "site", names=None):
-    """Write all pages; `names`: the scripts whose lessons are run with all their mistakes, by default all scripts."""
+    """Write all pages and return the Site; `names`: scripts whose lessons run with all mistakes, by default all."""
     load_tables()
     stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in path.read_text(encoding="utf-8")]
     site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.name)))
@@ -202,7 +194,7 @@ def build(folder=REPO / "site", names=None):
         LINKS.update({name.rpartition(".")[2]: f"#{name}" for name in [*script.find][::-1]})
         LINKS.update({name: f"#{name}" for name in script.find})
         links = {"." * ("." in href) + name: href for name, href in LINKS.items() if "." not in name}
-        site.write(script.name, script=script, markup=highlight(script.text, links=links), code=code)
+        site.write(script.name, script=script, markup=highlight(script.text, links=links))
     LINKS.clear()
     pages = [path.stem for path in sorted(Path(REPO, "docs").glob("*.md")) if path.stem not in site.scripts]
     for name in pages:
@@ -210,6 +202,7 @@ def build(folder=REPO / "site", names=None):
     site.write("index", readme=read("README.md"), pages=pages)
     for name in ("style.css", "page.js", "figures.js"):
         shutil.copy(HERE / name, site.folder)
+    return site
 
 
 if __name__ == "__main__":

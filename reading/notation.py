@@ -14,7 +14,7 @@ from pygments.lexers import get_lexer_by_name
 LATIN = "alpha|beta|gamma|delta|epsilon|eps|theta|lambda|mu|pi|rho|sigma|tau|phi|Phi"
 GREEK = dict(zip(LATIN.split("|"), "αβγδεεθλμπρστφΦ"))
 LIMITS = {"sum": "∑", "Σ": "∑", "min": "min", "max": "max", "argmax": "arg max"}  # their index stands below
-SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "||": "∥", "-": "−", "*": "·", "'": "′", "x": "×", "sqrt": "√"}
+SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "||": "∥", "-": "−", "*": "·", "x": "×", "sqrt": "√"}
 FUNCTIONS = {"log", "exp", "clip", "mean", "std", "tanh", "softmax", "sign", "Var", "KL", "Huber", "sqrt"}
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
 TOKEN = re.compile(r"(\s*)(<-|->|<=|>=|\|\||\d+(?:[.,]\d+)*|[^\W\d_]+|\S)")
@@ -63,18 +63,20 @@ class Formula:
         elif token in LIMITS and self.joined("_"):
             self.tokens.pop()
             return "word", tag("munder", tag("mo", LIMITS[token], movablelimits="true"), self.item("", True)[1])
-        elif name in SIGNS and name != "x" or not name.isalnum():
+        elif name == "sqrt" or not name[0].isalnum():
             form = "infix" if before in ("operand", "word") else "prefix"
             return token, tag("mo", escape(SIGNS.get(name, name)), form=form)
         else:
             kind = "word" if name.isalpha() and len(name) > 1 else "operand"
-            base = tag("mtext" if kind == "word" else "mn" if name.isdigit() else "mi", name)
-        while self.joined("'_^*") and not is_index:
+            base = tag("mtext" if kind == "word" else "mi" if name.isalpha() else "mn", name)
+        while self.joined("'" if is_index else "'_^*"):
             sign = self.tokens.pop()[1]
-            index = SIGNS[sign].replace("·", "∗") if sign in "'*" else self.item("", True)[1]
+            if sign == "'":
+                base = tag("mrow", base, tag("mo", "′", lspace="0", rspace="0"))
+                continue
+            index = tag("mo", "∗") if sign == "*" else self.item("", True)[1]
             index = re.sub(r"^<mrow><mo>[({]</mo>(.*)<mo>[)}]</mo></mrow>$", r"\1", index)
-            below += index if sign == "_" else ""
-            above += index if sign == "^" else tag("mo", index, lspace="0", rspace="0") if sign != "_" else ""
+            below, above = (below + index, above) if sign == "_" else (below, above + index)
         if below or above:
             parts = (tag("mrow", part) for part in (below, above) if part)
             base = tag("m" + "sub" * bool(below) + "sup" * bool(above), base, *parts)
@@ -102,9 +104,9 @@ INDEX = (
     r"|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 )
 INLINE = re.compile(
-    r"`(?P<code>[^`]+)`|(?P<flag>(?<![\w-])--[a-z][\w-]*)|(?:doi )(?P<doi>10\.\S+\w)|(?<![\w.])(?P<arxiv>\d{4}\.\d{4,5})"
+    r"`(?P<code>[^`]+)`|(?P<flag>(?<![\w-])--[a-z][\w-]*)|doi (?P<doi>10\.\S+\w)|(?<![\w.])(?P<arxiv>\d{4}\.\d{4,5})"
     rf"|(?P<name>(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*|\b\w+\.(?:py|md|csv|json|pt)\b)"
-    r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|\b\w+['’]s\b|\b[A-Za-z]\.[A-Za-z]\b)"
+    r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|(?:\b\w+|(?<=\w))['’]s\b|\b[A-Za-z]\.[A-Za-z]\b)"
     r"|(?P<sign><-|->|<=|>=|\|\||(?<=[\d)] )x(?= [\w(-])|(?:^|(?<=[\s([]))-(?=[\s\w(])|(?<= )\*(?= )|\bsqrt\b)"
     rf"|(?P<math>(?<![\w^])(?<!\w-)(?:{LETTER})(?:{INDEX})*)"
 )
@@ -161,13 +163,6 @@ def is_equation(text):
     return len(words) <= 3 and bool(re.search(r"\S (=|<-|←|~|<=) \S", text))
 
 
-def equations(parts):
-    """The formulas of a line, and the source that may stand behind them."""
-    source = parts.pop().strip("()., ") if SOURCE.fullmatch(parts[-1]) else ""
-    out = [tag("div", formula(part.rstrip(",;"))) for part in parts]
-    return tag("div", *out, source and tag("small", inline(source)), class_="eq")
-
-
 def table(lines):
     """Aligned lines as a table: its columns are where all of them have two spaces. Else they stay as they are."""
     width = max(map(len, lines))
@@ -177,8 +172,7 @@ def table(lines):
     staggered = any(re.match(r" {4,}\S", text) for row in rows for text in row[1:])
     if len(starts) < 2 or staggered or re.search("[─│┌└]", "".join(lines)):
         return tag("pre", escape("\n".join(lines), quote=False), class_="drawing", tabindex="0")
-    digits = [bool(re.search(r"\d", "".join(row))) for row in rows]
-    head = "td" if digits[0] or not all(digits[1:]) else "th"
+    head = "td" if re.search(r"\d", lines[0]) or not all(re.search(r"\d", line) for line in lines[1:]) else "th"
     cells = [[re.sub(" {2,}", " &emsp; ", inline(text.strip())) for text in row] for row in rows]
     body = (tag("tr", *(tag("td" if i else head, x) for x in row)) for i, row in enumerate(cells))
     return tag("div", tag("table", *body), class_="scroll", tabindex="0")
@@ -193,7 +187,14 @@ def indented(lines):
         rows = (tag("p", tag("code", escape(x.strip())), " ", tag("span", inline(y.strip()))) for x, _, y in commands)
         return tag("div", *rows, class_="shell")
     parts = [re.split(r"\s{3,}", line) for line in lines]
-    return "".join(map(equations, parts)) if all(is_equation(part[0]) for part in parts) else table(lines)
+    if not all(is_equation(part[0]) for part in parts):
+        return table(lines)
+    out = ""
+    for part in parts:
+        source = part.pop().strip("()., ") if SOURCE.fullmatch(part[-1]) else ""
+        formulas = (tag("div", formula(text.rstrip(",;"))) for text in part)
+        out += tag("div", *formulas, source and tag("small", inline(source)), class_="eq")
+    return out
 
 
 def docstring(text):
@@ -203,7 +204,8 @@ def docstring(text):
         for is_indented, lines in groupby(block.split("\n"), lambda line: line.startswith("    ")):
             lines = list(lines)
             aligned = sum(bool(re.search(r"\S\s{3,}\S", line)) for line in lines) > 1
-            out += indented(lines) if is_indented or aligned else tag("p", inline(" ".join(lines)))
+            text = table(lines) if aligned else tag("p", inline(" ".join(lines)))
+            out += indented(lines) if is_indented else text
     return out
 
 
@@ -212,9 +214,8 @@ def highlight(source, language="python", links=None):
     lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     markup = pygments.highlight(source, lexer, HtmlFormatter(nowrap=True)).replace('<span class="o">.</span>', ".")
 
-    def linked(match):
-        href = (links or {}).get(match[1] + match[3])
-        return match[1] + (tag("a", match[3], href=href) if href else match[2])
-
-    markup = re.sub(r'(\.?)(<span class="n[fc]?">([^<]*)</span>)', linked, markup)
-    return re.sub(r'<span class="(?:[nopw]|)">([^<]*)</span>', r"\1", markup).split("\n")
+    links = links or {}
+    name = r'(\.?)<span class="n">([^<]*)</span>'
+    linked = lambda m: m[1] + (tag("a", m[2], href=links[m[1] + m[2]]) if m[1] + m[2] in links else m[2])
+    markup = re.sub(name, linked, markup)
+    return re.sub(r'<span class="(?:[nopw])">([^<]*)</span>', r"\1", markup).split("\n")

@@ -3,23 +3,20 @@
 A lesson is a test between the first two rulers of tests/test_<script>.py: numbers worked out by hand.
 """
 
-import functools
 import importlib
 import inspect
+import io
 import math
-import re
 import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
-from types import ModuleType
+from unittest import mock
+
+import numpy as np
 
 REPO = Path(__file__).resolve().parents[1]
-# A change that breaks a line for a test's sake, and that nobody would write: it is left out of the pages.
-NO_HUMAN = re.compile(
-    r"\b(if|and|or|while) (True|False)\b|[&|] (True|False)\b|\b77\b|\b9+\b|1e9|\b0 \* |^(True|False)$|\blambda"
-)
-NUMBER = re.compile(r"(?<![\w.])-?(?:inf|nan|\d+\.?\d*(?:e[-+]?\d+)?)")
-FIGURES = {  # script: {the function where a figure of figures.js stands: what the figure computes as well}
+FIGURES = {  # script: {the function where a figure of figures.js stands: what else the figure computes}
     "ppo": {"compute_gae": [], "compute_vtrace": [], "policy_loss": []},
     "dqn": {"td_targets": []},
     "rainbow": {"NStepBuffer": [], "SumTree": [], "project": []},
@@ -27,19 +24,11 @@ FIGURES = {  # script: {the function where a figure of figures.js stands: what t
     "es": {"es_gradient": ["make_candidates", "centered_ranks"]},
     "sac": {"squashed_gaussian": []},
 }
-MOST = 30  # calls of a function that are handed over
 
 
 def by_hand(lines, number):
     """Whether this line of a test file lies between its first two rulers, where the lessons are."""
     return sum(line.startswith("# -----") for line in lines[:number]) == 1
-
-
-def numbers(message, name):
-    """The numbers of one of the arrays in a message of numpy.testing, as short texts; [] if there are many."""
-    part = re.search(rf" {name}: (.*?)(?= DESIRED: |\Z)", message, re.S)
-    found = NUMBER.findall(part[1]) if part and "..." not in part[1] else []
-    return [f"{float(x):.4g}".replace("-", "−") for x in found] if len(found) <= 8 else []
 
 
 def plain(x):
@@ -50,58 +39,56 @@ def plain(x):
     return x if isinstance(x, (bool, int, str)) or isinstance(x, float) and math.isfinite(x) else None
 
 
-def recorded(script, names, calls):
-    """The script as another module, in which calls of these functions and classes from outside are appended to `calls`."""
-    inside = []
-
-    def wrap(name, function):
-        @functools.wraps(function)
-        def wrapper(*args, **kwargs):
-            bound = inspect.signature(function).bind(*args, **kwargs)
-            bound.apply_defaults()
-            given = plain([x for key, x in bound.arguments.items() if key != "self"])
-            inside.append(name)
-            result = function(*args, **kwargs)
-            inside.pop()
-            if not inside and sum(call[0] == name for call in calls) < MOST:
-                calls.append([name, given, plain(result)])
-            return result
-
-        return wrapper
-
-    module = ModuleType(script.__name__)
-    vars(module).update(vars(script))
-    for name in names:
+def record(test, script, names, calls):
+    """Run a test; calls [name, arguments, result] of these functions and classes' methods are appended to `calls`."""
+    codes, inside = {}, []
+    for name in (x for x in names if hasattr(script, x)):
         part = getattr(script, name)
-        if isinstance(part, type):
-            methods = {x for x, f in vars(part).items() if inspect.isfunction(f) and (x[0] != "_" or x == "__init__")}
-            wrapped = type(name, (part,), {x: wrap(f"{name}.{x}", vars(part)[x]) for x in methods})
-        else:
-            wrapped = wrap(name, part)
-        setattr(module, name, wrapped)
-    return module
+        methods = {f"{name}.{key}": f for key, f in vars(part).items()} if isinstance(part, type) else {name: part}
+        codes.update({f.__code__: key for key, f in methods.items() if inspect.isfunction(f)})
+
+    def hook(frame, event, result):  # Python calls it whenever a function begins or returns
+        code = frame.f_code
+        if code in codes and event == "call":
+            given = [frame.f_locals[x] for x in code.co_varnames[: code.co_argcount] if x != "self"]
+            inside.append([codes[code], plain(given), None])
+            calls.extend(inside if len(inside) == 1 else [])  # not what they call themselves
+        elif code in codes and event == "return":
+            inside.pop()[2] = plain(result)
+
+    sys.setprofile(hook)
+    test(script)
+    sys.setprofile(None)
 
 
 def run_lessons(name, mistakes=True):
     """({mistake: (numbers that it gives, those that are right)}, {figure's function: calls}) of a script's lessons."""
     sys.path[:0] = [x for x in (str(REPO), str(REPO / "tests")) if x not in sys.path]
     importlib.import_module("conftest")
-    tools = importlib.import_module("tools")
-    tests, script = importlib.import_module(f"test_{name}"), importlib.import_module(name)
-    lines = Path(tests.__file__).read_text(encoding="utf-8").split("\n")
+    tools, tests = importlib.import_module("tools"), importlib.import_module(f"test_{name}")
+    script, lines = importlib.import_module(name), inspect.getsource(tests).split("\n")
     gave, calls = {}, {at: [] for at in FIGURES.get(name, {})}
-    for test in [x for key, x in vars(tests).items() if key.startswith("test_")]:
-        if not by_hand(lines, test.__code__.co_firstlineno) or list(inspect.signature(test).parameters) != ["script"]:
-            continue
-        for at, others in FIGURES.get(name, {}).items():
-            if any(f"script.{x}(" in inspect.getsource(test) for x in [at, *others]):
-                test(recorded(script, [at, *others], calls[at]))
-        for mistake in getattr(test, "mistakes", ()) if mistakes else ():
-            try:
-                with warnings.catch_warnings(action="ignore"):
+
+    def close(actual, expected, **given):
+        try:
+            tools.close(actual, expected, **given)
+        except AssertionError:
+            pair = (np.ravel(plain(x)).astype(float) for x in (actual, expected))
+            texts = ([f"{number:.4g}".replace("-", "−") for number in numbers] for numbers in pair)
+            raise AssertionError(*texts) from None
+
+    quiet = redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore")
+    with quiet[0], quiet[1], mock.patch.object(tests, "close", close):
+        for test in [x for key, x in vars(tests).items() if key.startswith("test_")]:
+            if not by_hand(lines, test.__code__.co_firstlineno) or [*inspect.signature(test).parameters] != ["script"]:
+                continue
+            for at, others in FIGURES.get(name, {}).items():
+                if any(f"script.{x}(" in inspect.getsource(test) for x in [at, *others]):
+                    record(test, script, [at, *others], calls[at])
+            for mistake in getattr(test, "mistakes", ()) if mistakes else ():
+                try:
                     test(tools.with_mistake(script, mistake))
-            except AssertionError as error:
-                got, right = numbers(str(error), "ACTUAL"), numbers(str(error), "DESIRED")
-                if got and right:
-                    gave[mistake] = got, right
-    return gave, calls
+                except AssertionError as error:
+                    if len(error.args) == 2 and max(map(len, error.args)) <= 8:
+                        gave[mistake] = error.args
+    return gave, {at: found[:30] for at, found in calls.items()}
