@@ -7,20 +7,25 @@
 # ///
 """Proximal policy optimisation (PPO), all of it, in this one file.
 
-Play T steps in N environments, compare what each action brought with what the critic had expected (the difference is
-the action's advantage A), and make the better actions likelier. Several epochs reuse the same data, so the policy pi
-moves away from pi_old, which collected it. Clipping removes the incentive to move their ratio r far from 1:
+Play T steps in N environments. Compare what each action brought with what the critic had expected:
+the difference is the action's advantage A. Make the better actions more likely. Several epochs
+reuse the same data, so the policy pi moves away from pi_old, which collected it. Clipping removes
+the incentive to move their ratio r far from 1:
 
-    L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ],   r = pi(a|s) / pi_old(a|s)     (arXiv 1707.06347, eq. 7)
+    L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
+    r = pi(a|s) / pi_old(a|s)
 
     python ppo.py                                            # CartPole-v1, under a minute
     python ppo.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
     python ppo.py --evaluate runs/DIR --render               # watch the trained agent
 
-Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices arXiv 2006.05990.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices
+arXiv 2006.05990. The story ends at "# ===== helpers"; the code below it makes environments, keeps
+the run folder and draws the curve.
 """
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -30,8 +35,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -52,7 +58,8 @@ class Args:
     """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
-    estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: discounted return minus value
+    estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value
+    value_target: Literal["lambda", "returns"] = "lambda"  # the critic's: the estimator's, or rewards-to-go
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 8  # environments played side by side
@@ -61,47 +68,48 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
-    rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/mu that weighs each temporal difference
-    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/mu that carries differences back in time
-    norm_adv: bool = True  # normalise advantages over each minibatch; with V-trace, over the rollout
+    rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/mu that weights a TD error
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/mu that decays the trace
+    norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
-    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
+    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
+    critic_hidden_sizes: tuple[int, ...] | None = None  # of the critic's; None: as the actor's
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------ networks
 def layer(module, gain=2**0.5):
-    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -119,19 +127,20 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 def categorical(logits, actions, sizes):
     """Log-probs and entropies, each (B,), of actions (B, factors).
 
-    The factors are independent of each other; the logits (B, sum of sizes) of all of them stand side by side.
+    The factors are independent of each other: their log-probs and entropies add up. The logits
+    (B, sum of sizes) of all of them stand side by side.
     """
-    log_prob = 0
-    entropy = 0
-    for factor_logits, action in zip(logits.split(sizes, dim=1), actions.split(1, dim=1)):
-        log_probs = factor_logits.log_softmax(1)
-        log_prob = log_prob + log_probs.gather(1, action).squeeze(1)
-        entropy = entropy - (log_probs.exp() * log_probs).sum(1)
-    return log_prob, entropy
+    log_probs = []
+    entropies = []
+    for i, factor_logits in enumerate(logits.split(sizes, dim=1)):
+        log_p = factor_logits.log_softmax(dim=1)  # of every category
+        log_probs.append(log_p.gather(1, actions[:, i].unsqueeze(1)).squeeze(1))
+        entropies.append(-(log_p.exp() * log_p).sum(dim=1))
+    return sum(log_probs), sum(entropies)
 
 
 def gaussian(mean, actions, log_std):
-    """Log-densities and entropies, each (B,), of actions (B, D) before they are clipped to the environment's bounds."""
+    """Log-densities and entropies, each (B,), of actions (B, D)."""
     z = (actions - mean) / log_std.exp()
     log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -141,17 +150,20 @@ def gaussian(mean, actions, log_std):
 class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
-    A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has
-    several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (B, D): a
-    column for each factor or dimension.
+    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A discrete action consists of
+    categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
+    categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
+    factor or dimension.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
+        self.args = args
         self.device = device
+        self.observation_shape = observation_space.shape
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its D
         outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
         self.image = is_image(observation_space)
@@ -161,25 +173,27 @@ class Agent(nn.Module):
             self.actor = layer(nn.Linear(512, outputs), gain=0.01)
             self.critic = layer(nn.Linear(512, 1), gain=1.0)
         else:
-            critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
-            self.actor = mlp(inputs, args.hidden_sizes, outputs, gain=0.01)
+            sizes = args.hidden_sizes
+            critic_sizes = sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+            self.actor = mlp(inputs, sizes, outputs, gain=0.01)
             self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
+            self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
-        """The input of actor and critic: images (B, …) through the CNN, vectors flat, normalised if args say so."""
+        """The input of actor and critic: images (B, …) through the CNN, vectors flat, normalised."""
         if self.image:
             return self.cnn(obs)
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def forward(self, obs, actions):
-        """(log-probs, entropies, values), each (B,), of tensors of observations (B, …) and actions (B, D)."""
+        """(log-probs, entropies, values), each (B,), of observations (B, …) and actions (B, D)."""
         features = self.features(obs)
         output = self.actor(features)
         if self.continuous:
@@ -189,9 +203,11 @@ class Agent(nn.Module):
         return log_probs, entropies, self.critic(features).squeeze(1)
 
     def draw_noise(self, rng, num_steps, num_envs):
-        """Noise (num_steps, num_envs, outputs) by which `sample` draws from the policy; `rng` is a NumPy generator.
+        """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
 
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick). It does what torch.distributions.Categorical(logits=…).sample() does, in
+        half of the time.
         """
         draw = rng.standard_normal if self.continuous else rng.gumbel
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
@@ -199,43 +215,54 @@ class Agent(nn.Module):
 
     @torch.inference_mode()  # as no_grad, but faster
     def sample(self, obs, noise):
-        """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs) as from draw_noise.
+        """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs).
 
-        With noise 0 they are the likeliest: the mean of a Gaussian, the category with the largest logit.
+        With noise 0 they are the most likely: the mean of a Gaussian, the category with the largest
+        logit.
         """
         dtype = torch.uint8 if self.image else torch.float32
-        output = self.actor(self.features(torch.as_tensor(obs, dtype=dtype, device=self.device)))
+        obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
+        output = self.actor(self.features(obs))
         if self.continuous:
             return (output + self.log_std.exp() * noise).cpu().numpy()
         logits_of_factors = (output + noise).split(self.output_sizes, dim=1)
-        return torch.stack([logits.argmax(1) for logits in logits_of_factors], dim=1).cpu().numpy()
+        actions = [logits.argmax(dim=1) for logits in logits_of_factors]
+        return torch.stack(actions, dim=1).cpu().numpy()
 
     def act(self, obs):
-        """What the deterministic policy does, as the environment takes it: evaluations call this."""
+        """What the deterministic policy does for observations (B, …), as the environment takes it."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.sample(obs, noise=0))
 
     def to_env(self, actions):
-        """Actions (B, D) as the environment takes them: within the bounds of a Box, in the space's shape and type."""
+        """Actions (B, D) as the environment takes them, in the space's bounds, shape and type."""
         space = self.action_space
+        if self.continuous:
+            actions = self.action_scale * actions + self.action_bias
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
         return actions.astype(space.dtype)
 
 
-# --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
-# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
-# later episodes never count. If both flags are set, terminated wins.
+# -------------------------------------------------------------------------------- returns and buffer
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
+# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
+# rewards that were cut off. Rewards of later episodes never count. If both flags are set, terminated
+# wins.
 
 
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
-    """Discounted returns (T, N): R_t = r_t + gamma R_{t+1}.
+    """Discounted returns (T, N), also called rewards-to-go.
 
-    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a termination, 0 does.
+        R_t = r_t + gamma R_{t+1}
+
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a
+    termination, 0 does.
     """
     next_values = next_values * ~terminated
     ends = terminated | truncated
@@ -249,9 +276,10 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t) for the critic to learn), each (T, N).
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1},   delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
+    A_t = delta_t + gamma lambda A_{t+1}
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     decay = gamma * gae_lambda * ~(terminated | truncated)
@@ -263,41 +291,42 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-def compute_vtrace(rewards, values, next_values, terminated, truncated, log_ratios, gamma, rho_clip, c_clip, played):
-    """V-trace: (advantages, targets), each (T, N); log_ratios = log pi - log mu, where pi is the policy now, mu played.
+def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, gamma):
+    """V-trace: (advantages A_t, targets v_t), each (T, N). Policy mu played, pi is the policy now.
 
-    v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})         A_t = rho_t (r_t + gamma v_{t+1} - V_t)
-    rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu), delta_t as in GAE   (arXiv 1802.01561, section 4, remark 1)
-    Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. With a mask `played`, r + gamma v_{t+1} - V_t is
-    normalised over its rows before rho weighs it: where rho = pi/mu, subtracting their mean then adds no bias.
+        v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
+        A_t = r_t + gamma v_{t+1} - V_t
+        rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)   (arXiv 1802.01561, section 4)
+
+    delta_t is that of GAE. Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. In the
+    policy's gradient rho_t weighs A_t; the loss does that, after it has normalised A_t.
     """
     next_values = next_values * ~terminated
     continues = ~(terminated | truncated)
-    rho = log_ratios.exp().clamp(max=rho_clip)
-    c = log_ratios.exp().clamp(max=c_clip)
     deltas = rewards + gamma * next_values - values
     advantages = torch.empty_like(rewards)
     targets = torch.empty_like(rewards)
     correction = torch.zeros_like(rewards[0])  # v_t - V_t
     for t in reversed(range(len(rewards))):
-        next_correction = continues[t] * correction
+        next_correction = continues[t] * correction  # v_{t+1} - V_{t+1}, or 0 after an end
         advantages[t] = deltas[t] + gamma * next_correction
         correction = rho[t] * deltas[t] + gamma * c[t] * next_correction
         targets[t] = values[t] + correction
-    if played is not None:
-        advantages[played] = normalize(advantages[played])
-    return rho * advantages, targets
+    return advantages, targets
 
 
-# Flat tensors (B, …) of the same rows. Three policies: mu played the rollout; pi_old is the agent for which advantages
-# were last computed; pi is the agent now. Only V-trace, which computes them in every epoch, has a pi_old other than mu.
-Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values advantages returns")
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. mu is the policy that
+# collected the rollout, pi is the agent now. pi_old is mu, but for V-trace, which computes advantages
+# again in each epoch: there, pi_old is the agent at the epoch's beginning. rho is V-trace's weight of
+# an advantage, else 1; returns are the critic's targets.
+Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values advantages rho returns")
 
 
 class RolloutBuffer:
     """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Its
+    action is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -305,8 +334,9 @@ class RolloutBuffer:
          2   s2, the final one    ignored  0       no          yes
          3   s0 of the next one   a0       r0      no          no
 
-    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between. No advantage reaches back from row 2: row 1 ends the episode.
+    Row 2 never enters a minibatch, but it holds s2, whose value row 1 needs if it was truncated. So
+    the successor of step t is always the observation in row t + 1, whether or not an episode ended
+    in between. Advantages are not carried back from row 2 to row 1, since row 1 ends the episode.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -314,30 +344,35 @@ class RolloutBuffer:
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: what the last step led to
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # the last: after step T
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
-        self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
+        self.rows = None  # a Batch of all rows, made by compute_advantages
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
+        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
 
-        G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
+            G_t = r_t + gamma G_{t-1}
+
+        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
         """
-        all_returns = np.zeros(self.rewards.shape)
-        for t in range(len(all_returns)):
-            self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
-            all_returns[t] = self.discounted_returns
-            self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
-        stats.update(all_returns[~self.reset_rows])
-        self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
+        G = np.zeros(self.rewards.shape)
+        for t in range(len(G)):
+            G[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
+        stats.update(G[~self.reset_rows])
+        self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
-        """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now."""
+        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, by the agent now.
+
+        One large batch costs less than keeping them step by step, and V-trace needs them again.
+        """
         obs = torch.as_tensor(self.obs, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
         log_probs, _, values = agent(obs[:-1].flatten(0, 1), actions.flatten(0, 1))
@@ -346,53 +381,77 @@ class RolloutBuffer:
         return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, mu_log_probs, args):
-        """Set `played` and Batch's other fields, each (T, N), from pi_old's log_probs (T, N) and values (T + 1, N).
+        """Set self.rows from pi_old's log_probs (T, N) and values (T + 1, N), and mu's log-probs.
 
-        With V-trace, rho corrects from mu to pi_old and the loss's ratio from pi_old to pi, so nothing counts twice.
+        With V-trace, rho corrects from mu to pi_old and the loss's ratio from pi_old to pi, so
+        nothing counts twice.
         """
-        self.played = torch.as_tensor(~self.reset_rows, device=values.device)
-        self.mu_log_probs = mu_log_probs
-        self.old_log_probs = log_probs
-        self.old_values = values[:-1]
-        rewards = torch.as_tensor(self.rewards, device=values.device)
-        terminated = torch.as_tensor(self.terminated, device=values.device)
-        truncated = torch.as_tensor(self.truncated, device=values.device)
-        steps = rewards, values[:-1], values[1:], terminated, truncated
+        on_device = partial(torch.as_tensor, device=values.device)
+        rewards = on_device(self.rewards)
+        terminated = on_device(self.terminated)
+        truncated = on_device(self.truncated)
+        old_values, next_values = values[:-1], values[1:]
+        ends = terminated, truncated
+        ratios = (log_probs - mu_log_probs).exp()  # 1 if the rollout has just been played
+        rho = torch.ones_like(ratios)
         if args.estimator == "gae":
-            self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+            decays = args.gamma, args.gae_lambda
+            advantages, returns = compute_gae(rewards, old_values, next_values, *ends, *decays)
         elif args.estimator == "vtrace":
-            clips = args.rho_clip, args.c_clip
-            played = self.played if args.norm_adv else None
-            self.advantages, self.returns = compute_vtrace(*steps, log_probs - mu_log_probs, args.gamma, *clips, played)
-        else:
-            self.returns = compute_returns(rewards, values[1:], terminated, truncated, args.gamma)
-            self.advantages = self.returns - values[:-1]
+            rho = ratios.clamp(max=args.rho_clip)
+            c = ratios.clamp(max=args.c_clip)
+            advantages, returns = compute_vtrace(rewards, old_values, next_values, *ends, rho, c, args.gamma)
+        if args.estimator == "vanilla" or args.value_target == "returns":
+            returns = compute_returns(rewards, next_values, *ends, args.gamma)
+        if args.estimator == "vanilla":
+            advantages = returns - old_values
+        self.rows = Batch(
+            obs=on_device(self.obs[:-1]),
+            actions=on_device(self.actions),
+            mu_log_probs=mu_log_probs,
+            old_log_probs=log_probs,
+            old_values=old_values,
+            advantages=advantages,
+            rho=rho,
+            returns=returns,
+        )
 
     def minibatches(self, num_minibatches, rng):
         """Yield Batches that together hold every row but the reset rows once, in random order."""
-        device = self.advantages.device
-        fields = {name: torch.as_tensor(getattr(self, name), device=device).flatten(0, 1) for name in Batch._fields}
-        order = torch.as_tensor(rng.permutation(np.flatnonzero(~self.reset_rows)), device=device)
-        for rows in order.tensor_split(num_minibatches):
-            yield Batch(**{name: field[rows] for name, field in fields.items()})
+        if self.rows is None:
+            raise ValueError("compute_advantages comes first: it makes the rows")
+        order = rng.permutation(np.flatnonzero(~self.reset_rows))
+        flat_rows = Batch(*[field.flatten(0, 1) for field in self.rows])
+        for chosen in torch.as_tensor(order, device=self.rows.obs.device).tensor_split(num_minibatches):
+            yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
-        returns = self.returns[self.played]
-        errors = returns - self.old_values[self.played]
+        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+
+        EV = 1 - Var(R - V) / Var(R)
+        """
+        played = torch.as_tensor(~self.reset_rows, device=self.rows.returns.device)
+        returns = self.rows.returns[played]
+        errors = returns - self.rows.old_values[played]
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-# --------------------------------------------------------------------------------------------------------- losses
+# -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated (arXiv 1707.06347, eq. 7); log_ratios (B,) = log pi - log pi_old."""
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
+
+    L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
+    """
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
     return -torch.min(ratios * advantages, clipped * advantages).mean()
 
 
 def value_loss(values, old_values, returns, clip_coef=None):
-    """Half the mean squared error; with `clip_coef` (OpenAI's ppo2), moving a value by more cannot lower its error."""
+    """Half the mean squared error. With `clip_coef`, moving a value by more cannot lower the loss.
+
+    L = 1/2 E[ max( (V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2 ) ]   (OpenAI's ppo2)
+    """
     errors = (values - returns) ** 2
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
@@ -406,22 +465,24 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """Estimate of KL(mu || pi), mu the policy that acted, r = pi/mu: E[(r - 1) - log r], unbiased, never negative."""
+    """An unbiased estimate of KL(mu || pi) that is never negative; mu is the policy that played.
+
+    KL = E[ (r - 1) - log r ],   r = pi/mu
+    """
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
 
 def ppo_loss(agent, batch, args):
-    """The loss of a Batch, to be minimised, and a dict of figures to log."""
+    """The loss of a Batch, to be minimised, and a dict of metrics to log."""
     log_probs, entropies, values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
-    normalizes = args.norm_adv and args.estimator != "vtrace"  # compute_vtrace does so itself, before it weighs by rho
-    advantages = normalize(batch.advantages) if normalizes else batch.advantages
+    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
-    pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
+    pg_loss = policy_loss(log_ratios, batch.rho * advantages, args.clip_coef)
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    figures = {
+    metrics = {
         "loss": loss.detach(),
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
@@ -429,80 +490,88 @@ def ppo_loss(agent, batch, args):
         "approx_kl": approximate_kl((log_probs - batch.mu_log_probs).detach()),
         "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
-    return loss, figures
+    return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
+    set_threads(agent.image)
+    run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
+    spaces_of_env = envs.single_observation_space, agent.action_space
+    envs, obs, dones, rng = run.new_envs()
+    buffer = RolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
-            buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
-
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             buffer.obs[t] = obs
-            buffer.reset_rows[t] = ended
+            buffer.reset_rows[t] = dones
             buffer.actions[t] = agent.sample(obs, noise[t])
             actions = agent.to_env(buffer.actions[t])
-            obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(actions)
-            ended = buffer.terminated[t] | buffer.truncated[t]
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            run.count(obs, rewards, terminated | truncated, reset_rows=dones)
+            buffer.rewards[t] = rewards
+            buffer.terminated[t] = terminated
+            buffer.truncated[t] = truncated
+            dones = terminated | truncated  # whose next step only resets
         buffer.obs[-1] = obs
-        # Advances run.step (not for reset rows) and notes the true returns of the episodes.
-        run.count(buffer.obs, buffer.rewards, buffer.terminated | buffer.truncated, buffer.reset_rows)
         if args.clip_reward:
-            buffer.rewards = np.sign(buffer.rewards)
+            buffer.rewards[:] = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        mu_log_probs, values = buffer.log_probs_and_values(agent)  # mu: the policy that has just played
+        mu_log_probs, values = buffer.log_probs_and_values(agent)  # pi_old is mu at first
         buffer.compute_advantages(mu_log_probs, values, mu_log_probs, args)
-        run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
+        run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
 
         for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu: work out rho anew
+            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+            agent.train()  # if you add dropout, it belongs to the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
-                loss, figures = ppo_loss(agent, batch, args)
+                loss, metrics = ppo_loss(agent, batch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                run.log(**figures)
-            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
+                run.log(**metrics)
+            agent.eval()
+            if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
                 break
+        scheduler.step()
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs, dones, rng = run.new_envs()
+            buffer = RolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, environments =========================================================
+# ===== helpers: settings, parts of the networks, environments =====================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_minibatches update_epochs hidden_sizes".split()
-RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "stop_at_return": (-1e15, 1e15), "max_episode_return": (-1e15, 1e15)}
-CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
-# Tuned settings per environment; flags win over them. A run ends with the rollout that reaches its total.
+# Tuned settings per environment; flags win over them.
 NORMALIZE = {"normalize_obs": True, "normalize_reward": True}
 LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "num_minibatches": 32, "learning_rate": 1e-3, "gamma": 0.999,
                 "gae_lambda": 0.98, "total_timesteps": 990_000} | NORMALIZE  # fmt: skip
@@ -542,14 +611,19 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of the shape of `mean`.
+
+        Chan, Golub & LeVeque 1979, eq. 2.1.
+        """
         if len(rows) == 0:
             return
-        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
+        device = self.mean.device
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=device).view(-1, *self.mean.shape)
         weight = len(rows) / (self.count + len(rows))
         delta = rows.mean(0) - self.mean
         self.mean += weight * delta
-        self.var += weight * (rows.var(0, correction=0) - self.var) + weight * (1 - weight) * delta**2
+        self.var += weight * (rows.var(0, correction=0) - self.var)
+        self.var += weight * (1 - weight) * delta**2
         self.count += len(rows)
 
     def forward(self, x):
@@ -560,7 +634,10 @@ class RunningMeanStd(nn.Module):
 
 
 class NatureCNN(nn.Module):
-    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, 512)."""
+    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236).
+
+    (B, *shape) of bytes -> (B, 512).
+    """
 
     def __init__(self, shape):
         super().__init__()
@@ -581,12 +658,12 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
 def output_sizes(space):
-    """Numbers of categories of the factors of a discrete action space; of a Box, its number of dimensions."""
+    """Categories of each factor of a discrete action space; of a Box, its number of dimensions."""
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.ravel().tolist()
     if isinstance(space, spaces.MultiBinary):
@@ -594,63 +671,145 @@ def output_sizes(space):
     return [int(spaces.flatdim(space))]
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
 
-    def __init__(self, env, limit):
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    scale = np.where(bounded, high / 2 - low / 2, 1)
+    bias = np.where(bounded, high / 2 + low / 2, 0)
+    return scale, bias
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
-        paths = args.wrappers or (ONE_HOT if package == "minigrid" else ())
-        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in paths]
+        defaults = ONE_HOT if package == "minigrid" else ()
+        wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
         if args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
-        if package == "ale_py" and mode is None:
-            kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
-            kwargs["reward_clipping"] = False
-        elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
-            kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
-            stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
-            wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
+        mode = None  # the environment's own vector version, if it has one
+        if wrappers or render:
+            mode = "sync"
+        if args.async_envs:
+            mode = "async"
+        if package == "ale_py":
+            wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
-    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
-    is_box = isinstance(envs.single_observation_space, spaces.Box)
-    return envs if is_box else gym.wrappers.vector.FlattenObservation(envs)  # Discrete becomes one-hot, a Dict flat
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}{help}") from error
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
+    return vectors_or_images(envs, args.env_id)
+
+
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
 
 
 def choose_device(args, image=False):
-    """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
-    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
+    """The device that args.device means. UserError if there is no such device."""
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
     device = automatic if args.device == "auto" else args.device
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"no device {device}: {error}") from error
     return device
+
+
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def make_agent(args, envs):
@@ -661,42 +820,61 @@ def make_agent(args, envs):
         raise UserError(f"{args.env_id}: no Agent for observations {obs_space} and actions {action_space}")
     if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
+    if args.num_steps < 2:
+        raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
     if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
-        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): half the rows can be reset rows")
+        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
     torch.manual_seed(args.seed)
-    agent = Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space)))
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
+    return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
 
 
-# ===== run: the same in every script ==================================================================================
-# What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
-# make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
-UserError = gym.error.Error  # so that Gymnasium's own count as well
-ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
+# ===== run: the same in every script ==============================================================
+# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, SAFE_IDS, SUFFIX; tuned_settings,
+# make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
+UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not in config.json
+FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 
 
 def tuned(*flags, **given):
-    """Args from flags or keywords; the rest from the run to resume or evaluate, from `config`, or from TUNED."""
+    """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
+    flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
-    first = replace(tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")]), **given)
+    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
+    first = replace(first, **given)
+    first = replace(first, env_id=full_id(first.env_id))
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
-    args = replace(tyro.cli(Args, args=flags, default=defaults, description=__doc__), **given)
-    for name, value in vars(args).items():
-        low, high = RANGES.get(name, (0, 1e15))
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not low <= number <= high:
-                raise UserError(f"{name} must lie between {low:g} and {high:g}")
-        if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
-            raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
+    args = checked(replace(defaults, **given), flags)
+    args = replace(args, env_id=full_id(args.env_id))
+    fixed = [name for name in vars(args) if name not in ONLY_FLAGS + FREE]
+    if any(getattr(defaults, name) for name in SCHEDULED):
+        fixed.append("total_timesteps")
+    for name in fixed if args.resume else []:
+        if getattr(args, name) != getattr(defaults, name):
+            kept = getattr(defaults, name)
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
     return args
 
 
+def full_id(env_id):
+    """CartPole-v1 for CartPole: the highest version, if none is given."""
+    ids = [known for known in gym.registry if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
+    return max(ids, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
+
+
+def checked(defaults, flags=()):
+    """Args from flags, else from `defaults`, whose values must be of the types that Args says."""
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):  # tyro warns of wrong types
+            return tyro.cli(Args, args=flags, default=defaults, description=__doc__)
+    except UserWarning as error:
+        raise UserError(str(error).split(" We'll try")[0]) from error
+
+
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
+    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -704,41 +882,45 @@ def code_flags(args):
 
 
 def read_config(path, given):
-    """Args from the config.json of a run. It may be a stranger's: code that it asks for must be `given` as well."""
-    flags = []
+    """Args from the config.json of a run. If it is a stranger's, its code must be `given` as well."""
     try:
-        for name, value in json.loads(Path(path).read_text(encoding="utf-8"))["args"].items():
-            flags += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
-        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # tyro's complaint would fill a screen
-            args = tyro.cli(Args, args=flags, config=[tyro.conf.FlagConversionOff], console_outputs=False)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit) as error:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
+        if config["script"] != Path(__file__).stem:
+            raise ValueError
+        args = checked(Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS}))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
     code = code_flags(args)
     if code and code != code_flags(given):
-        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {shlex.join(code)}")
-    return replace(args, **{name: getattr(given, name) for name in ONLY_FLAGS})
+        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
+    return args
 
 
 def load(run_dir, model="best", *flags, **given):
     """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
     args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
-    agent = make_agent(args, make_envs(args, 1))
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
     name = "checkpoint" if args.model == "last" else f"models/{args.model}"
     read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
     return agent
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
-    envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
+    if episodes < 1:
+        raise ValueError("an evaluation needs at least one episode")
+    envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns[playing] += rewards[playing]
+        returns[playing] = true_returns(envs, args, returns + rewards)[playing]
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -746,8 +928,13 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     return float(returns.mean()), float(returns.std())
 
 
+def true_returns(envs, args, returns):
+    """Returns (N,) of the episodes under way, before the user's wrappers changed their rewards."""
+    return np.array(envs.get_attr("true_return")) if args.wrappers else returns
+
+
 def write_file(path, write):
-    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
+    """Call write(file), then rename the file to `path`: no reader finds a half-written one."""
     temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -758,149 +945,227 @@ def write_file(path, write):
         raise UserError(f"cannot write {path}: {error}") from error
 
 
+def write_csv(path, table):
+    """Write a table, a dict of columns."""
+    rows = np.transpose(list(table.values()))
+    head = ",".join(table)
+    write_file(path, lambda file: np.savetxt(file, rows, "%.10g", ",", header=head, comments=""))
+
+
 def read_parts(path, parts):
-    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
+    """Give each of `parts`, a dict of objects with load_state_dict, its state from a file."""
     try:
         state = read_state(path)
         for name, part in parts.items():
             part.load_state_dict(state[name])
     except Exception as error:  # there is no list of what a damaged or foreign file may raise
-        raise UserError(f"{path} is missing, damaged or of another network: {type(error).__name__}") from error
-    return state
+        kind = type(error).__name__
+        raise UserError(f"{path} is missing, damaged or of another network: {kind}") from error
 
 
 class Run:
-    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve."""
+    """All that a run keeps besides what it learns: folder, counts, evaluations, checkpoints, curve."""
 
-    def __init__(self, args, agent, envs, **parts):
+    def __init__(self, args, envs):
         self.args = args
-        self.agent = agent
         self.envs = envs
-        self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
         self.step = 0  # environment steps, without reset rows
-        self.episodes = []  # (step, return) of each training episode
-        self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
-        self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
-        self.figures = {}  # logged since the last row of metrics.csv
+        self.seconds = 0.0
+        self.num_episodes = 0
+        self.recent = []  # returns of the last 100 training episodes
+        self.stride = 1  # the table has each stride-th episode, so that it never grows beyond 10,000
+        self.episodes = {"step": [], "return": [], "length": []}
+        self.metrics = {"step": []}  # other columns begin when they are first logged
+        self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
+        self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
+        self.logged = {}  # since the last row of metrics.csv
+        self.checkpoint_step = 0  # of the last checkpoint
         self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
-        self.checkpoint_every = args.checkpoint_every or max(args.total_timesteps // 10, 10_000 * envs.num_envs)
-        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-        self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
-        self.begun = time.monotonic()
-        path = self.dir / f"checkpoint{SUFFIX}"
-        if path.exists():  # else the run is new, or was killed before its first checkpoint
-            if not args.resume:
-                raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
-            self.step, seconds, self.episodes, self.metrics, self.evaluations = read_parts(path, self.parts)["run"]
-            self.begun -= seconds
-        self.checkpoint_step = self.step  # of the last checkpoint, from which training begins anew
-        here = Path(__file__).parent
-        git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
-        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
-        config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        print(f"{args.env_id} -> {self.dir}; tuned:", {name: getattr(args, name) for name in tuned_settings(args)})
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
+        tenth = min(args.total_timesteps // 10, 50_000)
+        self.checkpoint_every = args.checkpoint_every or max(tenth, 5_000 * envs.num_envs)
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{re.sub('[/:]', '-', name)}")
+        if (self.dir / "config.json").exists() and not args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if args.capture_video:  # what cannot be filmed is refused at once
+            make_envs(args, 1, video=self.dir / "videos").close()
+        for rest in self.dir.rglob("*.[0-9]*.tmp") if args.resume else ():  # of a killed process
+            rest.unlink()
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
+
+    def start(self, agent, **parts):
+        """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
+        self.agent = agent
+        self.parts = {"run": self, "agent": agent, **parts}
+        if (self.dir / f"checkpoint{SUFFIX}").exists():
+            read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        total = self.args.total_timesteps
+        known = tuned_settings(self.args)
+        given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
+        print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
+        if self.args.resume:
+            print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
+        self.begun = time.monotonic() - self.seconds
+        self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
+
+    def state_dict(self):
+        """What a checkpoint holds of the run itself."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state):
+        """Take over what state_dict returned. TypeError or ValueError where it is damaged."""
+        for name in self.saved:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(name)
+            if isinstance(state[name], dict):  # a table: numbers, in columns of equal length
+                np.array([state[name]["step"], *state[name].values()], float)
+        vars(self).update({name: state[name] for name in self.saved})
+        self.checkpoint_step = self.step
+
+    def remaining(self):
+        """The share of the steps that is left, from 1 down to 0."""
+        return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step)."""
-        self.envs.close()  # a reset with a seed is not enough: Box2D's environments keep traces of earlier episodes
+        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
-        self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
-        return self.envs, obs, rng
+        manual_seed(int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
+        self.lengths = np.zeros(self.envs.num_envs, int)
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
-    def count(self, obs, rewards, ended, reset_rows):
-        """Count a step of all environments, arrays (N, …), or a rollout, (T, N, …). UserError on NaN or infinity."""
+    def count(self, obs, rewards, dones, reset_rows):
+        """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
-        rewards, ended, reset_rows = np.atleast_2d(rewards, ended, reset_rows)
-        for t in range(len(rewards)):
-            self.step += rewards.shape[1] - int(reset_rows[t].sum())
-            self.totals += rewards[t]
-            self.episodes += [(self.step, total) for total in self.totals[ended[t]].tolist()]
-            self.totals[ended[t]] = 0
+        self.step += int((~reset_rows).sum())
+        self.returns += rewards
+        self.lengths += ~reset_rows
+        if dones.any():
+            returns = true_returns(self.envs, self.args, self.returns)
+            for n in np.flatnonzero(dones):
+                self.add_episode(n, float(returns[n]), int(self.lengths[n]))
+            self.returns[dones] = 0
+            self.lengths[dones] = 0
+
+    def add_episode(self, n, total, length):
+        """Count an episode that has ended in environment n."""
+        self.has_ended[n] = True
+        self.num_episodes += 1
+        self.recent = [*self.recent[-99:], total]
+        if self.num_episodes % self.stride == 0:
+            for column, value in zip(self.episodes.values(), (self.step, total, length)):
+                column.append(value)
+        if len(self.episodes["step"]) == 10_000:
+            self.stride *= 2
+            self.episodes = {name: column[1::2] for name, column in self.episodes.items()}
 
     def check_finite(self, **values):
-        """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
         for name, value in values.items():
-            if not np.isfinite(value).all():
-                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
+            if not np.all(np.abs(value) < 3.4e38):
+                where = f"{self.args.env_id}, after step {self.step}"
+                raise UserError(f"{where}: {name} is NaN or infinite")
 
-    def log(self, **figures):
-        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
-        for name, value in figures.items():
-            self.figures.setdefault(name, []).append(value)
+    def log(self, **metrics):
+        """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
+        for name, value in metrics.items():
+            if getattr(value, "shape", ()) not in ((), (1,)):
+                raise ValueError(f"the metric {name} is not one number: {value}")
+            self.logged.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
-        returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
-        enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
-        return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
+        """Whether all steps are taken, or --stop-at-return is reached."""
+        goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+            return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
+        return len(self.recent) == 100 and np.mean(self.recent) >= goal
 
     def write_what_is_due(self):
-        """A row of metrics.csv, about 200 times in a run; an evaluation and a checkpoint as often as args say."""
-        self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
+        """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
+
+        True if a checkpoint was written: then training begins anew from it, as a resumed run does.
+        """
+        losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
+        self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
-        last = self.metrics["step"][-1] if self.metrics["step"] else 0
-        is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
-        if is_due(self.eval_every) or is_due(self.checkpoint_every) or is_due(self.args.total_timesteps / 200):
-            mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
-            sps = self.step / (time.monotonic() - self.begun)
-            figures = {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
-            self.add_row("metrics.csv", self.metrics, sps=sps, return_mean=mean, episodes=len(self.episodes), **figures)
+        is_due = lambda every, last: self.is_finished() or self.step // every > last // every
+        evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
+        saves = is_due(self.checkpoint_every, self.checkpoint_step)
+        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            mean = float(np.mean(self.recent or math.nan))
+            means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
+            self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
-            self.figures = {}
-        if is_due(self.eval_every):
-            self.write_evaluation()  # it may reach stop_at_return: then the checkpoint is due as well
-        if is_due(self.checkpoint_every):
+            self.logged = {}
+        if evaluates:
+            self.write_evaluation()
+        if saves or self.is_finished():  # an evaluation may have finished it
             self.write_checkpoint()
-            if not self.is_finished():  # else finish draws it
-                self.draw_curve()
-        if is_due(self.eval_every) and self.args.capture_video:  # last: should it fail, the checkpoint is written
-            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
+        if saves and not self.is_finished():  # else finish draws it
+            self.draw_curve()
+        if evaluates and self.args.capture_video:
+            folder = self.dir / f"videos/{self.step}"
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=folder)
+        return saves
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
-        episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # not training's seed
-        is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
+        seed = self.args.seed + 10_000  # not training's
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        is_best = mean >= max(self.evaluations["return_mean"], default=-math.inf)
+        weights = {"agent": self.agent.state_dict()}
         for name in [self.step, "best"] if is_best else [self.step]:
-            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
-        self.add_row("evaluations.csv", self.evaluations, return_mean=mean, return_std=std, episodes=episodes)
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, weights))
+        self.add_row("evaluations", dict(return_mean=mean, return_std=std))
 
-    def add_row(self, name, table, **row):
-        """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
-        row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
+    def add_row(self, name, row):
+        """Add a row, a dict of numbers, to a table and write it as CSV. What is missing is NaN."""
+        table = getattr(self, name)
+        row = dict(step=self.step, seconds=time.monotonic() - self.begun, **row)
         for column in row:
             table.setdefault(column, [math.nan] * len(table["step"]))
         for column in table:
             table[column].append(row.get(column, math.nan))
-        rows = np.transpose(list(table.values()))
-        head = {"header": ",".join(table), "comments": ""}
-        write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
+        write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write the checkpoint. It holds no environments: training makes new ones now, just as a resumed run does."""
+        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        self.seconds = time.monotonic() - self.begun
+        write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}
-        state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
         write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
         self.checkpoint_step = self.step
 
     def draw_curve(self):
-        """Write learning_curve.png: returns of episodes, their running mean and evaluations; below, CURVE's figures."""
+        """Write learning_curve.png: returns, their running mean, evaluations; below, CURVE's metrics."""
         from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(9, 7), layout="constrained")
         axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
         top, steps = axes["returns"], self.metrics["step"]
-        top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
-        top.plot(steps, self.metrics["return_mean"], label=f"mean of the last {min(100, len(self.episodes))} episodes")
-        evaluated_at, _, means, stds, _ = self.evaluations.values()
-        top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        at, returns, _ = self.episodes.values()
+        top.plot(at, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        count = min(100, self.num_episodes)
+        top.plot(steps, self.metrics.get("return_mean", []), label=f"mean of the last {count} episodes")
+        at, _, means, stds = self.evaluations.values()
+        top.errorbar(at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
         if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
             top.set_yscale("symlog", linthresh=10)
-        top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
+        title = f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}"
+        top.set(title=title, ylabel="return")
         top.legend()
         for name, title in CURVE.items():
             axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
@@ -909,41 +1174,46 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
+        """Draw the curve, write summary.json, return the summary."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
         self.bar.close()
         self.envs.close()
-        summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
-        summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
-        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        last = {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std")}
+        seconds = time.monotonic() - self.begun
+        summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
+        curve = f"{self.dir.as_posix()}/learning_curve.png"
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What the user can fix is one line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr and exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
-            command = ["python", sys.argv[0], "--evaluate", train(args)["run_dir"], "--render", *code_flags(args)]
-            print(f"to watch the best agent: {shlex.join(command)}")
+            run_dir = train(args)["run_dir"]
+            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(watch)}")
             return
         agent = load(args.evaluate, args.model, *sys.argv[1:])
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
-        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped; --resume and the run folder goes on from its last checkpoint, if there is one")
+        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+    except BrokenPipeError:  # as in: python ppo.py | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Args:
 
 # -------------------------------------------------------------------------------------------------------- network
 def layer(module, gain=2**0.5):
-    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases; return it."""
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
     nn.init.zeros_(module.bias)
     return module
@@ -638,14 +638,19 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def update(self, rows):
-        """Merge an array of B rows, each of as many numbers as `mean` (Chan, Golub & LeVeque 1979, eq. 2.1)."""
+        """Merge an array of B rows, each of the shape of `mean`.
+
+        Chan, Golub & LeVeque 1979, eq. 2.1.
+        """
         if len(rows) == 0:
             return
-        rows = torch.as_tensor(rows, dtype=torch.float64, device=self.mean.device).view(-1, *self.mean.shape)
+        device = self.mean.device
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=device).view(-1, *self.mean.shape)
         weight = len(rows) / (self.count + len(rows))
         delta = rows.mean(0) - self.mean
         self.mean += weight * delta
-        self.var += weight * (rows.var(0, correction=0) - self.var) + weight * (1 - weight) * delta**2
+        self.var += weight * (rows.var(0, correction=0) - self.var)
+        self.var += weight * (1 - weight) * delta**2
         self.count += len(rows)
 
     def forward(self, x):
@@ -677,7 +682,7 @@ class Convolutions(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last) that are large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -695,47 +700,49 @@ class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed, if asked. UserError if it fails."""
+    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
-        paths = args.wrappers or (ONE_HOT if package == "minigrid" else ())
-        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in paths]
+        defaults = ONE_HOT if package == "minigrid" else ()
+        wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
         if args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
-        if package == "ale_py" and mode is None:
-            kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
-            kwargs["reward_clipping"] = False
-        elif package == "ale_py":  # its vector version can be neither wrapped nor shown; this one needs opencv-python
-            kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # here it counts frames
-            kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
-            stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
-            wrappers = [gym.wrappers.AtariPreprocessing, stack, *wrappers]
+        mode = None  # the environment's own vector version, if it has one
+        if wrappers or render:
+            mode = "sync"
+        if args.async_envs:
+            mode = "async"
+        if package == "ale_py":
+            wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
-    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
-    is_box = isinstance(envs.single_observation_space, spaces.Box)
-    return envs if is_box else gym.wrappers.vector.FlattenObservation(envs)  # Discrete becomes one-hot, a Dict flat
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}{help}") from error
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
+    return vectors_or_images(envs, args.env_id)
 
 
 def choose_device(args, image=False):
-    """The device that args.device means, and torch's threads set to match. UserError if there is no such device."""
-    torch.set_num_threads(os.cpu_count() if image else 1)  # small matrices are slower on more than one
+    """The device that args.device means. UserError if there is no such device."""
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
     device = automatic if args.device == "auto" else args.device
     try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"no device {device}: {error}") from error
     return device
 
@@ -784,34 +791,53 @@ def make_n_step_buffer(args, envs, agent):
     return NStepBuffer(args.buffer_size, space, action_space, agent.device, args.num_envs, n_step, args.gamma, alpha)
 
 
-# ===== run: the same in every script ==================================================================================
-# What it knows of the script: Args, RANGES, CURVE, EXPLORES, SAFE_IDS and SUFFIX; tuned_settings, make_envs,
-# make_agent (whose agent can act), train, write_state and read_state. What the user can fix is a UserError.
-UserError = gym.error.Error  # so that Gymnasium's own count as well
-ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # never from config.json
-FREE = "total_timesteps stop_at_return eval_every eval_episodes checkpoint_every device progress".split()  # at --resume
+# ===== run: the same in every script ==============================================================
+# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, SAFE_IDS, SUFFIX; tuned_settings,
+# make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
+UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not in config.json
+FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 
 
 def tuned(*flags, **given):
-    """Args from flags or keywords; the rest from the run to resume or evaluate, from `config`, or from TUNED."""
+    """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
+    flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
-    first = replace(tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")]), **given)
+    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
+    first = replace(first, **given)
+    first = replace(first, env_id=full_id(first.env_id))
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
-    args = replace(tyro.cli(Args, args=flags, default=defaults, description=__doc__), **given)
-    for name, value in vars(args).items():
-        low, high = RANGES.get(name, (0, 1e15))
-        for number in value if isinstance(value, tuple) else [value]:
-            if isinstance(number, (int, float)) and not low <= number <= high:
-                raise UserError(f"{name} must lie between {low:g} and {high:g}")
-        if args.resume and name not in ONLY_FLAGS + FREE and value != getattr(defaults, name):
-            raise UserError(f"{name} changes how a run learns: a resumed run keeps {getattr(defaults, name)}")
+    args = checked(replace(defaults, **given), flags)
+    args = replace(args, env_id=full_id(args.env_id))
+    fixed = [name for name in vars(args) if name not in ONLY_FLAGS + FREE]
+    if any(getattr(defaults, name) for name in SCHEDULED):
+        fixed.append("total_timesteps")
+    for name in fixed if args.resume else []:
+        if getattr(args, name) != getattr(defaults, name):
+            kept = getattr(defaults, name)
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
     return args
 
 
+def full_id(env_id):
+    """CartPole-v1 for CartPole: the highest version, if none is given."""
+    ids = [known for known in gym.registry if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
+    return max(ids, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
+
+
+def checked(defaults, flags=()):
+    """Args from flags, else from `defaults`, whose values must be of the types that Args says."""
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):  # tyro warns of wrong types
+            return tyro.cli(Args, args=flags, default=defaults, description=__doc__)
+    except UserWarning as error:
+        raise UserError(str(error).split(" We'll try")[0]) from error
+
+
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can make any code run; mostly none."""
+    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
@@ -819,41 +845,45 @@ def code_flags(args):
 
 
 def read_config(path, given):
-    """Args from the config.json of a run. It may be a stranger's: code that it asks for must be `given` as well."""
-    flags = []
+    """Args from the config.json of a run. If it is a stranger's, its code must be `given` as well."""
     try:
-        for name, value in json.loads(Path(path).read_text(encoding="utf-8"))["args"].items():
-            flags += [f"--{name}", *map(str, value)] if isinstance(value, list) else [f"--{name}={value}"]
-        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):  # tyro's complaint would fill a screen
-            args = tyro.cli(Args, args=flags, config=[tyro.conf.FlagConversionOff], console_outputs=False)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SystemExit) as error:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
+        if config["script"] != Path(__file__).stem:
+            raise ValueError
+        args = checked(Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS}))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
     code = code_flags(args)
     if code and code != code_flags(given):
-        raise UserError(f"{path} asks for what may execute anything; if you trust it, add {shlex.join(code)}")
-    return replace(args, **{name: getattr(given, name) for name in ONLY_FLAGS})
+        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
+    return args
 
 
 def load(run_dir, model="best", *flags, **given):
     """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
     args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
-    agent = make_agent(args, make_envs(args, 1))
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
     name = "checkpoint" if args.model == "last" else f"models/{args.model}"
     read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
     return agent
 
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
-    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, in a window or filmed in a folder."""
-    envs = make_envs(args, episodes, render, video)  # one each: with fewer, short episodes would count too often
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
+    if episodes < 1:
+        raise ValueError("an evaluation needs at least one episode")
+    envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
     returns = np.zeros(episodes)
     playing = np.ones(episodes, bool)
-    for _ in range(args.max_episode_steps or 27_000):  # for what never ends by itself: half an hour of Atari
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends: half an hour of Atari
         obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
-        returns[playing] += rewards[playing]
+        returns[playing] = true_returns(envs, args, returns + rewards)[playing]
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
@@ -861,8 +891,13 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     return float(returns.mean()), float(returns.std())
 
 
+def true_returns(envs, args, returns):
+    """Returns (N,) of the episodes under way, before the user's wrappers changed their rewards."""
+    return np.array(envs.get_attr("true_return")) if args.wrappers else returns
+
+
 def write_file(path, write):
-    """Call write(file), then rename the file to `path`: a reader finds the old file or the new one, never a half."""
+    """Call write(file), then rename the file to `path`: no reader finds a half-written one."""
     temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -873,149 +908,227 @@ def write_file(path, write):
         raise UserError(f"cannot write {path}: {error}") from error
 
 
+def write_csv(path, table):
+    """Write a table, a dict of columns."""
+    rows = np.transpose(list(table.values()))
+    head = ",".join(table)
+    write_file(path, lambda file: np.savetxt(file, rows, "%.10g", ",", header=head, comments=""))
+
+
 def read_parts(path, parts):
-    """Give `parts`, a dict of objects with load_state_dict, their states from a file; return all states in it."""
+    """Give each of `parts`, a dict of objects with load_state_dict, its state from a file."""
     try:
         state = read_state(path)
         for name, part in parts.items():
             part.load_state_dict(state[name])
     except Exception as error:  # there is no list of what a damaged or foreign file may raise
-        raise UserError(f"{path} is missing, damaged or of another network: {type(error).__name__}") from error
-    return state
+        kind = type(error).__name__
+        raise UserError(f"{path} is missing, damaged or of another network: {kind}") from error
 
 
 class Run:
-    """Everything a run keeps besides what it learns: folder, steps and episodes, evaluations, checkpoints, curve."""
+    """All that a run keeps besides what it learns: folder, counts, evaluations, checkpoints, curve."""
 
-    def __init__(self, args, agent, envs, **parts):
+    def __init__(self, args, envs):
         self.args = args
-        self.agent = agent
         self.envs = envs
-        self.parts = {"agent": agent, **parts}  # what a checkpoint holds besides the run's own numbers
         self.step = 0  # environment steps, without reset rows
-        self.episodes = []  # (step, return) of each training episode
-        self.metrics = {"step": []}  # the columns of metrics.csv; others begin when they are first logged
-        self.evaluations = {name: [] for name in ("step", "seconds", "return_mean", "return_std", "episodes")}
-        self.figures = {}  # logged since the last row of metrics.csv
+        self.seconds = 0.0
+        self.num_episodes = 0
+        self.recent = []  # returns of the last 100 training episodes
+        self.stride = 1  # the table has each stride-th episode, so that it never grows beyond 10,000
+        self.episodes = {"step": [], "return": [], "length": []}
+        self.metrics = {"step": []}  # other columns begin when they are first logged
+        self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
+        self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
+        self.logged = {}  # since the last row of metrics.csv
+        self.checkpoint_step = 0  # of the last checkpoint
         self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
-        self.checkpoint_every = args.checkpoint_every or max(args.total_timesteps // 10, 10_000 * envs.num_envs)
-        name = f"{re.sub('[/:]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
-        self.dir = Path(args.resume or args.run_dir or f"runs/{name}")
-        self.begun = time.monotonic()
-        path = self.dir / f"checkpoint{SUFFIX}"
-        if path.exists():  # else the run is new, or was killed before its first checkpoint
-            if not args.resume:
-                raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
-            self.step, seconds, self.episodes, self.metrics, self.evaluations = read_parts(path, self.parts)["run"]
-            self.begun -= seconds
-        self.checkpoint_step = self.step  # of the last checkpoint, from which training begins anew
-        here = Path(__file__).parent
-        git = subprocess.run("git describe --always --dirty", shell=True, cwd=here, capture_output=True)
-        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": git.stdout.decode().strip()}
-        config["versions"] = {name: version(name) for name in ("torch", "gymnasium", "numpy") if name in sys.modules}
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config, default=str).encode()))
-        print(f"{args.env_id} -> {self.dir}; tuned:", {name: getattr(args, name) for name in tuned_settings(args)})
-        self.bar = tqdm(total=args.total_timesteps, initial=self.step, unit=" steps", disable=not args.progress)
+        tenth = min(args.total_timesteps // 10, 50_000)
+        self.checkpoint_every = args.checkpoint_every or max(tenth, 5_000 * envs.num_envs)
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{re.sub('[/:]', '-', name)}")
+        if (self.dir / "config.json").exists() and not args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if args.capture_video:  # what cannot be filmed is refused at once
+            make_envs(args, 1, video=self.dir / "videos").close()
+        for rest in self.dir.rglob("*.[0-9]*.tmp") if args.resume else ():  # of a killed process
+            rest.unlink()
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
+
+    def start(self, agent, **parts):
+        """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
+        self.agent = agent
+        self.parts = {"run": self, "agent": agent, **parts}
+        if (self.dir / f"checkpoint{SUFFIX}").exists():
+            read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        total = self.args.total_timesteps
+        known = tuned_settings(self.args)
+        given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
+        print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
+        if self.args.resume:
+            print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
+        self.begun = time.monotonic() - self.seconds
+        self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
+
+    def state_dict(self):
+        """What a checkpoint holds of the run itself."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state):
+        """Take over what state_dict returned. TypeError or ValueError where it is damaged."""
+        for name in self.saved:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(name)
+            if isinstance(state[name], dict):  # a table: numbers, in columns of equal length
+                np.array([state[name]["step"], *state[name].values()], float)
+        vars(self).update({name: state[name] for name in self.saved})
+        self.checkpoint_step = self.step
+
+    def remaining(self):
+        """The share of the steps that is left, from 1 down to 0."""
+        return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, their first observations, a NumPy generator), made anew and seeded from (seed, step)."""
-        self.envs.close()  # a reset with a seed is not enough: Box2D's environments keep traces of earlier episodes
+        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
-        self.totals = np.zeros(self.envs.num_envs)  # returns of the episodes under way
-        return self.envs, obs, rng
+        manual_seed(int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
+        self.lengths = np.zeros(self.envs.num_envs, int)
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
-    def count(self, obs, rewards, ended, reset_rows):
-        """Count a step of all environments, arrays (N, …), or a rollout, (T, N, …). UserError on NaN or infinity."""
+    def count(self, obs, rewards, dones, reset_rows):
+        """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
-        rewards, ended, reset_rows = np.atleast_2d(rewards, ended, reset_rows)
-        for t in range(len(rewards)):
-            self.step += rewards.shape[1] - int(reset_rows[t].sum())
-            self.totals += rewards[t]
-            self.episodes += [(self.step, total) for total in self.totals[ended[t]].tolist()]
-            self.totals[ended[t]] = 0
+        self.step += int((~reset_rows).sum())
+        self.returns += rewards
+        self.lengths += ~reset_rows
+        if dones.any():
+            returns = true_returns(self.envs, self.args, self.returns)
+            for n in np.flatnonzero(dones):
+                self.add_episode(n, float(returns[n]), int(self.lengths[n]))
+            self.returns[dones] = 0
+            self.lengths[dones] = 0
+
+    def add_episode(self, n, total, length):
+        """Count an episode that has ended in environment n."""
+        self.has_ended[n] = True
+        self.num_episodes += 1
+        self.recent = [*self.recent[-99:], total]
+        if self.num_episodes % self.stride == 0:
+            for column, value in zip(self.episodes.values(), (self.step, total, length)):
+                column.append(value)
+        if len(self.episodes["step"]) == 10_000:
+            self.stride *= 2
+            self.episodes = {name: column[1::2] for name, column in self.episodes.items()}
 
     def check_finite(self, **values):
-        """UserError naming the environment, the step and the field if a value holds a NaN or an infinity."""
+        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
         for name, value in values.items():
-            if not np.isfinite(value).all():
-                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
+            if not np.all(np.abs(value) < 3.4e38):
+                where = f"{self.args.env_id}, after step {self.step}"
+                raise UserError(f"{where}: {name} is NaN or infinite")
 
-    def log(self, **figures):
-        """Collect figures (numbers, or tensors of one number); the next row of metrics.csv holds their means."""
-        for name, value in figures.items():
-            self.figures.setdefault(name, []).append(value)
+    def log(self, **metrics):
+        """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
+        for name, value in metrics.items():
+            if getattr(value, "shape", ()) not in ((), (1,)):
+                raise ValueError(f"the metric {name} is not one number: {value}")
+            self.logged.setdefault(name, []).append(value)
 
     def is_finished(self):
-        """Whether all steps are taken, or 100 episodes' mean (if EXPLORES, an evaluation's) reaches stop_at_return."""
-        returns = self.evaluations["return_mean"][-1:] if EXPLORES else [total for _, total in self.episodes[-100:]]
-        enough = self.args.stop_at_return is not None and len(returns) == (1 if EXPLORES else 100)
-        return self.step >= self.args.total_timesteps or (enough and np.mean(returns) >= self.args.stop_at_return)
+        """Whether all steps are taken, or --stop-at-return is reached."""
+        goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+            return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
+        return len(self.recent) == 100 and np.mean(self.recent) >= goal
 
     def write_what_is_due(self):
-        """A row of metrics.csv, about 200 times in a run; an evaluation and a checkpoint as often as args say."""
-        self.check_finite(**{name: float(values[-1]) for name, values in self.figures.items() if "loss" in name})
+        """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
+
+        True if a checkpoint was written: then training begins anew from it, as a resumed run does.
+        """
+        losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
+        self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
-        last = self.metrics["step"][-1] if self.metrics["step"] else 0
-        is_due = lambda every: self.is_finished() or self.step // every > last // every  # a multiple has been passed
-        if is_due(self.eval_every) or is_due(self.checkpoint_every) or is_due(self.args.total_timesteps / 200):
-            mean = np.mean([total for _, total in self.episodes[-100:]] or math.nan).item()
-            sps = self.step / (time.monotonic() - self.begun)
-            figures = {name: float(sum(values) / len(values)) for name, values in self.figures.items()}
-            self.add_row("metrics.csv", self.metrics, sps=sps, return_mean=mean, episodes=len(self.episodes), **figures)
+        is_due = lambda every, last: self.is_finished() or self.step // every > last // every
+        evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
+        saves = is_due(self.checkpoint_every, self.checkpoint_step)
+        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            mean = float(np.mean(self.recent or math.nan))
+            means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
+            self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
-            self.figures = {}
-        if is_due(self.eval_every):
-            self.write_evaluation()  # it may reach stop_at_return: then the checkpoint is due as well
-        if is_due(self.checkpoint_every):
+            self.logged = {}
+        if evaluates:
+            self.write_evaluation()
+        if saves or self.is_finished():  # an evaluation may have finished it
             self.write_checkpoint()
-            if not self.is_finished():  # else finish draws it
-                self.draw_curve()
-        if is_due(self.eval_every) and self.args.capture_video:  # last: should it fail, the checkpoint is written
-            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=self.dir / f"videos/{self.step}")
+        if saves and not self.is_finished():  # else finish draws it
+            self.draw_curve()
+        if evaluates and self.args.capture_video:
+            folder = self.dir / f"videos/{self.step}"
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=folder)
+        return saves
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
-        episodes = self.args.eval_episodes
-        mean, std = evaluate(self.agent, self.args, episodes, self.args.seed + 10_000)  # not training's seed
-        is_best = all(mean >= earlier for earlier in self.evaluations["return_mean"])
+        seed = self.args.seed + 10_000  # not training's
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        is_best = mean >= max(self.evaluations["return_mean"], default=-math.inf)
+        weights = {"agent": self.agent.state_dict()}
         for name in [self.step, "best"] if is_best else [self.step]:
-            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, {"agent": self.agent.state_dict()}))
-        self.add_row("evaluations.csv", self.evaluations, return_mean=mean, return_std=std, episodes=episodes)
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, weights))
+        self.add_row("evaluations", dict(return_mean=mean, return_std=std))
 
-    def add_row(self, name, table, **row):
-        """Add a row of numbers to a table, a dict of columns, and write it as CSV. What is missing is NaN."""
-        row = {"step": self.step, "seconds": time.monotonic() - self.begun} | row
+    def add_row(self, name, row):
+        """Add a row, a dict of numbers, to a table and write it as CSV. What is missing is NaN."""
+        table = getattr(self, name)
+        row = dict(step=self.step, seconds=time.monotonic() - self.begun, **row)
         for column in row:
             table.setdefault(column, [math.nan] * len(table["step"]))
         for column in table:
             table[column].append(row.get(column, math.nan))
-        rows = np.transpose(list(table.values()))
-        head = {"header": ",".join(table), "comments": ""}
-        write_file(self.dir / name, lambda file: np.savetxt(file, rows, "%.10g", ",", **head))
+        write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write the checkpoint. It holds no environments: training makes new ones now, just as a resumed run does."""
+        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        self.seconds = time.monotonic() - self.begun
+        write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}
-        state["run"] = self.step, time.monotonic() - self.begun, self.episodes, self.metrics, self.evaluations
         write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
         self.checkpoint_step = self.step
 
     def draw_curve(self):
-        """Write learning_curve.png: returns of episodes, their running mean and evaluations; below, CURVE's figures."""
+        """Write learning_curve.png: returns, their running mean, evaluations; below, CURVE's metrics."""
         from matplotlib.figure import Figure  # slow to import
 
         figure = Figure(figsize=(9, 7), layout="constrained")
         axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
         top, steps = axes["returns"], self.metrics["step"]
-        top.plot(*np.reshape(self.episodes, (-1, 2)).T, ".", alpha=0.25, markersize=3, label="training episode")
-        top.plot(steps, self.metrics["return_mean"], label=f"mean of the last {min(100, len(self.episodes))} episodes")
-        evaluated_at, _, means, stds, _ = self.evaluations.values()
-        top.errorbar(evaluated_at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        at, returns, _ = self.episodes.values()
+        top.plot(at, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        count = min(100, self.num_episodes)
+        top.plot(steps, self.metrics.get("return_mean", []), label=f"mean of the last {count} episodes")
+        at, _, means, stds = self.evaluations.values()
+        top.errorbar(at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
         if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
             top.set_yscale("symlog", linthresh=10)
-        top.set(title=f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}", ylabel="return")
+        title = f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}"
+        top.set(title=title, ylabel="return")
         top.legend()
         for name, title in CURVE.items():
             axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
@@ -1024,41 +1137,46 @@ class Run:
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
-        """Draw the curve, write summary.json, return the summary. A run that is killed meanwhile can be resumed."""
+        """Draw the curve, write summary.json, return the summary."""
         if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
             self.write_evaluation()
         self.draw_curve()
         self.bar.close()
         self.envs.close()
-        summary = {"global_step": self.step, "seconds": time.monotonic() - self.begun, "run_dir": self.dir.as_posix()}
-        summary |= {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std", "episodes")}
-        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
-        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {self.dir.as_posix()}/learning_curve.png")
+        last = {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std")}
+        seconds = time.monotonic() - self.begun
+        summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
+        curve = f"{self.dir.as_posix()}/learning_curve.png"
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What the user can fix is one line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr and exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
-            command = ["python", sys.argv[0], "--evaluate", train(args)["run_dir"], "--render", *code_flags(args)]
-            print(f"to watch the best agent: {shlex.join(command)}")
+            run_dir = train(args)["run_dir"]
+            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(watch)}")
             return
         agent = load(args.evaluate, args.model, *sys.argv[1:])
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
-        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes of {args.env_id}")
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
             print(f"film: {film or 'none, --capture-video makes one'}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))  # no terminal control codes
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped; --resume and the run folder goes on from its last checkpoint, if there is one")
+        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+    except BrokenPipeError:  # as in: python ppo.py | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

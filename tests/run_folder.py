@@ -45,11 +45,7 @@ def content(script, run="run"):
         if path.name == "summary.json":
             found[name] = plain(json.loads(path.read_text()))
         if path.suffix == script.SUFFIX:
-            state = script.read_state(path)
-            if "run" in state:
-                step, _, *tables = state["run"]
-                state["run"] = step, *tables
-            found[name] = plain(state)
+            found[name] = plain(script.read_state(path))
     return found
 
 

@@ -71,58 +71,78 @@ def test_returns_and_gae(script):
     "compute_vtrace, leaks: ~(terminated | truncated) -> ~terminated",
     "compute_vtrace, bootstraps from the terminal state: * ~terminated -> * 1",
     "compute_vtrace, R for r: rewards + -> compute_returns(rewards, next_values, terminated, truncated, gamma) +",
-    "compute_vtrace, no weight: return rho * advantages -> return advantages",
+    "compute_vtrace, weighs the advantages as well: return advantages -> return rho * advantages",
     "compute_vtrace, V in place of v: deltas[t] + gamma * next_correction -> deltas[t]",
     "compute_vtrace, rho carries back: gamma * c[t] -> gamma * rho[t]",
-    "compute_vtrace, rho is not clipped: .clamp(max=rho_clip) -> ",
-    "compute_vtrace, c is not clipped: .clamp(max=c_clip) -> ",
-    "compute_vtrace, c clipped at 1: .clamp(max=c_clip) -> .clamp(max=1.0)",
 )
 def test_vtrace(script):
-    """pi/mu = 2, 1/2, 4; rho at most 1.5 and c at most 1: rho = 1.5, 0.5, 1.5 and c = 1, 0.5, 1.
+    """pi/mu = 2, 1/2, 4; rho at most 1.5 and c at most 1: rho = 1.5, 0.5, 1.5 and c = 1, 0.5, 1. gamma = 0.5.
 
-    v_2 = 3 + 1.5 (3 + 4/2 - 3) = 6                      A_2 = 1.5 (3 + 4/2 - 3) = 3
-    v_1 = 2 + 0.5 (4 - 2) = 3                            A_1 = 0.5 (4 - 2) = 1                 terminated
-    v_0 = 1 + 1.5 (1 + 2/2 - 1) + 1/2 (3 - 2) = 3        A_0 = 1.5 (1 + 3/2 - 1) = 2.25
+    v_2 = 3 + 1.5 (3 + 4/2 - 3) = 6                      A_2 = 3 + 4/2 - 3 = 2
+    v_1 = 2 + 0.5 (4 - 2) = 3                            A_1 = 4 - 2 = 2               terminated
+    v_0 = 1 + 1.5 (1 + 2/2 - 1) + 1/2 (3 - 2) = 3        A_0 = 1 + 3/2 - 1 = 1.5
     """
     rewards, values, next_values = column(1.0, 4, 3), column(1.0, 2, 3), column(2.0, 99, 4)
     terminated, truncated = column(0, 1, 0) > 0, column(0, 0, 0) > 0
-    step, log_ratios = (rewards, values, next_values, terminated, truncated), log(2.0, 0.5, 4.0)[:, None]
-    vtrace = lambda *numbers: torch.cat(script.compute_vtrace(*step, *numbers, None), dim=1).T  # A, v
-    close(vtrace(log_ratios, 0.5, 1.5, 1.0), [[2.25, 1, 3], [3, 3, 6]])
-    close(vtrace(log_ratios, 0.5, 1.0, 1.0), [[1.5, 1, 2], [2.5, 3, 5]])  # both at most 1: v_0 = 1 + 1 + 1/2 (3 - 2)
-    close(vtrace(log_ratios, 0.5, 1.5, 0.25)[1], [2.625, 3, 6])  # c_0 = 1/4: v_0 = 1 + 1.5 + 1/8 (3 - 2)
-    close(vtrace(log_ratios, 0.5, 1.5, 1.5)[1], [3.25, 3, 6])  # c_0 = 3/2: v_0 = 1 + 1.5 + 3/4 (3 - 2)
-    close(vtrace(0 * log_ratios, 0.5, 1.0, 1.0)[1], [3, 4, 5])  # pi = mu: 1 + 4/2, 4, 3 + 4/2
-    truncated[0] = True  # then v_0 = 1 + 1.5 = 2.5, and v_1 in A_0 is V_1: 1.5 (1 + 2/2 - 1)
-    close(vtrace(log_ratios, 0.5, 1.5, 1.0), [[1.5, 1, 3], [2.5, 3, 6]])
+    step, ratios = (rewards, values, next_values, terminated, truncated), column(2.0, 0.5, 4.0)
+
+    def vtrace(rho_clip, c_clip, ratios=ratios):
+        rho, c = ratios.clamp(max=rho_clip), ratios.clamp(max=c_clip)
+        return torch.cat(script.compute_vtrace(*step, rho, c, 0.5), dim=1).T  # A, v
+
+    close(vtrace(1.5, 1.0), [[1.5, 2, 2], [3, 3, 6]])
+    close(vtrace(1.0, 1.0), [[1.5, 2, 2], [2.5, 3, 5]])  # both at most 1: v_0 = 1 + 1 + 1/2 (3 - 2)
+    close(vtrace(1.5, 0.25)[1], [2.625, 3, 6])  # c_0 = 1/4: v_0 = 1 + 1.5 + 1/8 (3 - 2)
+    close(vtrace(1.5, 1.5)[1], [3.25, 3, 6])  # c_0 = 3/2: v_0 = 1 + 1.5 + 3/4 (3 - 2)
+    close(vtrace(1.0, 1.0, ratios**0)[1], [3, 4, 5])  # pi = mu: 1 + 4/2, 4, 3 + 4/2
+    truncated[0] = True  # then v_0 = 1 + 1.5 = 2.5, and v_1 in A_0 is V_1: 1 + 2/2 - 1
+    close(vtrace(1.5, 1.0), [[1, 2, 2], [2.5, 3, 6]])
 
 
 @catches(
-    "compute_vtrace, normalised after rho: if played -> advantages, rho = rho * advantages, 1\n    if played",
-    "compute_vtrace, over reset rows as well: normalize(advantages[played]) -> normalize(advantages)[played]",
-    "compute_vtrace, not normalised: if played is not None -> if False",
+    'RolloutBuffer.compute_advantages, rewards-to-go are forgotten: or args.value_target == "returns" -> ',
+    'RolloutBuffer.compute_advantages, the advantages change as well: if args.estimator == "vanilla":\n -> if True:\n',
 )
-def test_vtrace_is_normalised_before_it_is_weighed(script):
-    """One step in three environments; the third row only resets. pi/mu = 1.6, 0.4.
+def test_value_targets(script):
+    """Rewards 1, 2, 3, values 1, 1, 1, terminated after the third step; gamma = lambda = 0.5.
 
-    Both actions pay 1: neither is better, and both advantages are 0. (If 1.6 and 0.4 were normalised they would be
-    1 and -1.) They pay 1 and 3: normalised -1 and 1, weighed -1.6 and 0.4.
+    t  delta                A                  A + V  rewards-to-go
+    0  1 + 1/2 - 1 = 0.5    0.5 + 2/4 = 1      2      1 + 3.5/2 = 2.75
+    1  2 + 1/2 - 1 = 1.5    1.5 + 2/4 = 2      3      2 + 3/2 = 3.5
+    2  3 - 1 = 2            2                  3      3
     """
-    zeros, no = torch.zeros(1, 3), torch.zeros(1, 3) > 0
-    played = torch.tensor([[True, True, False]])
-    for rewards, advantages in (([1, 1, 0], [0, 0]), ([1, 3, 0], [-1.6, 0.4])):
-        given = torch.tensor([rewards]).float(), zeros, zeros, ~no, no, log(1.6, 0.4, 1.0)[None], 0.5, 2.0, 1.0
-        close(script.compute_vtrace(*given, played)[0][played], advantages)
+    buffer = script.RolloutBuffer(3, 1, NUMBER, TWO)
+    buffer.rewards[:, 0], buffer.terminated[2] = [1, 2, 3], True
+    log_probs, values = torch.zeros(3, 1), torch.tensor([[1.0], [1], [1], [99]])
+    for target, returns in (("lambda", [2, 3, 3]), ("returns", [2.75, 3.5, 3])):
+        args = script.Args(gamma=0.5, gae_lambda=0.5, value_target=target)
+        buffer.compute_advantages(log_probs, values, log_probs, args)
+        close(buffer.rows.advantages[:, 0], [1, 2, 2])
+        close(buffer.rows.returns[:, 0], returns)
+
+
+@catches("ppo_loss, weighed before they are normalised: batch.rho * advantages -> normalize(batch.rho * batch.advantages)")
+def test_vtrace_is_normalised_before_it_is_weighed(script):
+    """Two actions with the ratios pi/mu = 1.6 and 0.4, and pi is pi_old: the loss is minus the mean of rho A.
+
+    Both pay 1: neither is better, both normalised advantages are 0. (If 1.6 and 0.4 were normalised, they would
+    be 1 and -1.) They pay 1 and 3: normalised -1 and 1, weighed -1.6 and 0.4, whose mean is -0.6.
+    """
+    zeros = torch.zeros(2)
+    args = script.Args(estimator="vtrace", ent_coef=0.0, vf_coef=0.0)
+    agent = lambda obs, actions: (zeros, zeros, zeros)
+    for advantages, loss in (([1.0, 1.0], 0), ([1.0, 3.0], 0.6)):
+        rows = script.Batch(zeros, zeros, zeros, zeros, zeros, torch.tensor(advantages), torch.tensor([1.6, 0.4]), zeros)
+        close(script.ppo_loss(agent, rows, args)[0], loss)
 
 
 @catches(
-    "RolloutBuffer.compute_advantages, bootstraps from the reset: rewards, values[1:] -> rewards, values[[1, 3, 3, 4]]",
-    "RolloutBuffer.compute_advantages, from the state itself: rewards, values[1:] -> rewards, values[:-1]",
-    "RolloutBuffer.compute_advantages, from the last stored: rewards, values[1:] -> rewards, values[[1, 2, 3, 3]]",
-    "RolloutBuffer.compute_advantages, normalised: self.returns - values[:-1] -> normalize(self.returns - values[:-1])",
+    "RolloutBuffer.compute_advantages, bootstraps from the reset: values[:-1], values[1:] -> values[:-1], values[[1, 3, 3, 4]]",
+    "RolloutBuffer.compute_advantages, from the state itself: values[:-1], values[1:] -> values[:-1], values[:-1]",
+    "RolloutBuffer.compute_advantages, from the last stored: values[:-1], values[1:] -> values[:-1], values[[1, 2, 3, 3]]",
+    "RolloutBuffer.compute_advantages, normalised: returns - old_values -> normalize(returns - old_values)",
     "RolloutBuffer.minibatches, reset rows drawn: ~self.reset_rows -> self.obs[1:] > 0",
-    "RolloutBuffer.explained_variance, of all rows: returns = self.returns[self.played] -> returns = self.returns",
+    "RolloutBuffer.explained_variance, of all rows: ~self.reset_rows -> self.reset_rows | True",
     "RolloutBuffer.explained_variance, uncentred: errors.var(correction=0) -> (errors**2).mean()",
 )
 def test_reset_rows(script):
@@ -141,8 +161,10 @@ def test_reset_rows(script):
 
 
 @catches(
-    "RolloutBuffer.compute_advantages, the ratio counts twice: .old_log_probs = log -> .old_log_probs = mu_log",
+    "RolloutBuffer.compute_advantages, the ratio counts twice: old_log_probs=log -> old_log_probs=mu_log",
     "RolloutBuffer.compute_advantages, the ratio is forgotten: log_probs - mu_log_probs -> log_probs - log_probs",
+    "RolloutBuffer.compute_advantages, rho is not clipped: clamp(max=args.rho_clip) -> clamp(max=99)",
+    "ppo_loss, rho is forgotten: batch.rho * advantages -> advantages",
 )
 def test_the_ratio_counts_once(script):
     """A bandit: R = 1, 2, 3. mu = 1/2, 1/4, 1/4 played each action as often as it should in four; pi = 0.4, 0.2, 0.4.
@@ -162,7 +184,7 @@ def test_the_ratio_counts_once(script):
         logits.data = log(0.4, 0.2, 0.4)
         buffer.compute_advantages(*buffer.log_probs_and_values(agent), mu_log_probs, args)
         (batch,) = buffer.minibatches(1, IN_ORDER)
-        close(batch.advantages, [0.8, 0.8, 1.6, 3 * min(1.6, rho_clip)])  # rho R
+        close(batch.rho * batch.advantages, [0.8, 0.8, 1.6, 3 * min(1.6, rho_clip)])  # rho R
         loss, figures = script.ppo_loss(agent, batch, args)
         loss.backward()
         close(-logits.grad, gradient)
@@ -221,7 +243,7 @@ def test_value_loss_normalisation_and_kl(script):
 
 
 @catches(
-    "RunningMeanStd.update, forgets the distance of the means: + weight * (1 - weight) * delta**2 -> ",
+    "RunningMeanStd.update, forgets the distance of the means: self.var += weight * (1 - weight) * delta**2 -> ",
     "RunningMeanStd.update, sample deviation: correction=0 -> correction=1",
     "RunningMeanStd.forward, not clipped: .clamp(-10, 10) -> ",
     'RunningMeanStd, float32: "mean", torch.zeros(shape, dtype=torch.float64) -> "mean", torch.zeros(shape)',
@@ -246,22 +268,33 @@ def test_running_mean_and_deviation(script):
 
 @catches(
     "RolloutBuffer.scale_rewards, survives an end: self.terminated[t] | self.truncated[t] -> self.terminated[t]",
+    "RolloutBuffer.scale_rewards, one end ends all: np.where(self.terminated[t] | self.truncated[t], 0, G[t]) -> "
+    "G[t] * (1 - (self.terminated[t] | self.truncated[t]).max())",
     "RolloutBuffer.scale_rewards, counts reset rows: [~self.reset_rows] -> [self.reset_rows | True]",
-    "RolloutBuffer.scale_rewards, always begins anew: all_returns = -> self.discounted_returns[:] = 0; all_returns =",
+    "RolloutBuffer.scale_rewards, always begins anew: G = np -> self.rewards_so_far[:] = 0; G = np",
     "RolloutBuffer.scale_rewards, not clipped: -10, 10) -> -1e9, 1e9)",
 )
 def test_reward_scaling(script):
-    """Before, G = 2. Rewards 1, 2 (end), 0 (reset row), 4, 1: G = 1 + 2/2 = 2; 2 + 2/2 = 3; -; 4; 1 + 4/2 = 3, of which
-    the mean is 3, the variance 1/2. Where both G are 3, the deviation is 0 and rewards are clipped to ±10.
+    """gamma = 0.5, and G was 2 in the first environment, 0 in the second.
+
+    rewards    1                2 (cut off)     0 (reset)  4    1
+    G          1 + 2/2 = 2      2 + 2/2 = 3     -          4    1 + 4/2 = 3
+    rewards    2 (terminated)   0 (reset)       4          1    3
+    G          2                -               4          3    3 + 3/2 = 4.5
+
+    The mean of these eight G is 25.5/8 = 3.1875, that of their squares 87.25/8; so the variance is 0.74609375. Where all G are 3, the
+    deviation is 0, and rewards are clipped to ±10.
     """
-    buffer = script.RolloutBuffer(5, 1, NUMBER, TWO)
-    buffer.rewards[:, 0] = rewards = np.array([1, 2, 0, 4, 1])
-    buffer.truncated[1], buffer.reset_rows[2], buffer.discounted_returns[:] = True, True, 2
+    buffer = script.RolloutBuffer(5, 2, NUMBER, TWO)
+    buffer.rewards[:] = rewards = np.array([[1, 2], [2, 0], [0, 4], [4, 1], [1, 3]])
+    buffer.truncated[1, 0], buffer.terminated[0, 1] = True, True
+    buffer.reset_rows[2, 0], buffer.reset_rows[1, 1] = True, True
+    buffer.rewards_so_far[0] = 2
     stats = script.RunningMeanStd()
     buffer.scale_rewards(stats, 0.5)
-    close([stats.mean.item(), stats.var.item(), stats.count.item()], [3, 0.5, 4])
-    close(buffer.rewards.ravel(), rewards / math.sqrt(0.5))
-    close(buffer.discounted_returns, [3])  # for the next rollout
+    close([stats.mean.item(), stats.var.item(), stats.count.item()], [3.1875, 0.74609375, 8])
+    close(buffer.rewards, rewards / math.sqrt(0.74609375))
+    close(buffer.rewards_so_far, [3, 4.5])  # for the next rollout
     for sign in (1, -1):
         buffer = script.RolloutBuffer(1, 2, NUMBER, TWO)
         buffer.rewards[:] = 3 * sign
@@ -270,19 +303,20 @@ def test_reward_scaling(script):
 
 
 @catches(
-    "categorical, logits for logarithms: factor_logits.log_softmax(1) -> factor_logits",
-    "categorical, entropy of the last factor: entropy = entropy - -> entropy = -",
+    "categorical, logits for logarithms: factor_logits.log_softmax(dim=1) -> factor_logits",
+    "categorical, entropy of the last factor: sum(entropies) -> entropies[-1]",
+    "categorical, all factors take the first one's category: actions[:, i] -> actions[:, 0]",
     "gaussian, deviation for its logarithm: - log_std - -> - log_std.exp() -",
     "gaussian, the entropy of one dimension: entropy.sum() -> entropy.mean()",
 )
 def test_distributions(script):
-    """Factors 1/4, 3/4 and 1/2, 1/4, 1/4, the logits off by 5: log 3/4 + log 1/4; entropies 0.562335 + 1.5 log 2.
+    """Factors 1/4, 3/4 and 1/2, 1/4, 1/4, the logits off by 5: log 3/4 + log 1/2; entropies 0.562335 + 1.5 log 2.
 
     z = 1, deviation 2: -1/2 - log 2 - log sqrt(2 pi) = -2.112086; z = 0, deviation 1: -0.918939. Entropies log 2 +
     1.418939 and 1.418939.
     """
-    log_prob, entropy = script.categorical(log(0.25, 0.75, 0.5, 0.25, 0.25)[None] + 5, torch.tensor([[1, 2]]), [2, 3])
-    close(torch.cat([log_prob, entropy]), [math.log(3 / 16), 0.562335 + 1.5 * math.log(2)])
+    log_prob, entropy = script.categorical(log(0.25, 0.75, 0.5, 0.25, 0.25)[None] + 5, torch.tensor([[1, 0]]), [2, 3])
+    close(torch.cat([log_prob, entropy]), [math.log(3 / 8), 0.562335 + 1.5 * math.log(2)])
     log_prob, entropy = script.gaussian(torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 1.0]]), log(2.0, 1.0))
     close(torch.cat([log_prob, entropy]), [-2.112086 - 0.918939, 2.112086 + 1.418939])
 
@@ -291,14 +325,15 @@ MULTI = spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 10], [0, -1]])
 LOGITS = [0.1, 0.3, -1.0, -2.0, -0.5, 0.0, 0.1, 0.2, 0.3, 1.0, 0.0]
 BOX = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32))  # clips
 INTEGERS = spaces.Box(np.array([-3, 0]), np.array([3, 9]), dtype=np.int64)  # and rounds
-CLIPPED = [[-3, 7], [0.5, 3], [3, -7]], [[-1, 5], [0.5, 3], [1, 0]]
-ROUNDED = [[2.9, 2.4], [-2.9, 9.4], [-9, 99]], [[3, 2], [-3, 9], [-3, 9]]
+# [-1, 1] becomes [0, 5] by 2.5 a + 2.5, [-3, 3] by 3 a, [0, 9] by 4.5 a + 4.5; what is beyond is clipped
+CLIPPED = [[-3, 0.2], [0.5, -0.6], [3, -7]], [[-1, 3], [0.5, 1], [1, 0]]
+ROUNDED = [[0.9, 0.1], [-0.9, 1.2], [-3, 5]], [[3, 5], [-3, 9], [-3, 9]]
 ACTIONS = {  # space; actions as the agent has them, as the environment takes them; an output, and the likeliest then
     "Discrete from 5": (spaces.Discrete(3, start=5), [[0], [2]], [5, 7], [0.1, 0.3, 0.2], [6]),
     "MultiDiscrete": (MULTI, [[0, 2, 3, 1]], [[[1, 12], [3, 0]]], LOGITS, [[[2, 12], [3, -1]]]),
     "MultiBinary": (spaces.MultiBinary(3), [[0, 1, 1]], [[0, 1, 1]], [0.1, 0.3, 0.3, 0.1, -1.0, 1.0], [[1, 0, 1]]),
-    "Box": (BOX, *CLIPPED, [0.25, 9.0], [[0.25, 5]]),
-    "Box of integers": (INTEGERS, *ROUNDED, [1.75, -4.0], [[2, 0]]),
+    "Box": (BOX, *CLIPPED, [0.25, 0.6], [[0.25, 4]]),
+    "Box of integers": (INTEGERS, *ROUNDED, [0.6, -0.8], [[2, 1]]),
 }
 
 
@@ -317,6 +352,8 @@ def make_agent(script, name="Box", output=None, observation_space=THREE):
 @catches(
     "Agent.to_env, truncates: np.rint(actions) -> actions",
     "Agent.to_env, bounds forgotten: np.clip(actions, space.low, space.high) -> actions",
+    "Agent.to_env, not stretched: self.action_scale * actions + self.action_bias -> actions",
+    "scale_and_bias, the whole width: high / 2 - low / 2 -> high - low",
     'Agent.to_env, start forgotten: getattr(space, "start", 0) -> 0',
     "Agent.draw_noise, normal for all: rng.standard_normal if self.continuous else rng.gumbel -> rng.standard_normal",
     "Agent.draw_noise, all alike: draw(size=(num_steps, num_envs, -> np.ones((num_envs, 1)) * draw(size=(num_steps, 1,",
@@ -383,10 +420,11 @@ def test_networks(script):
 
 
 @catches(
-    "RolloutBuffer.minibatches, rows lost: order.tensor_split(num_minibatches) -> order[:4].tensor_split(4)",
+    "RolloutBuffer.minibatches, rows lost: np.flatnonzero(~self.reset_rows) -> np.flatnonzero(~self.reset_rows)[:4]",
     "RolloutBuffer.minibatches, not shuffled: rng.permutation -> ",
     "RolloutBuffer.minibatches, another generator: rng.permutation -> np.random.default_rng(0).permutation",
-    "RolloutBuffer.minibatches, rows mixed: flatten(0, 1) -> transpose(0, int(name == 'advantages')).flatten(0, 1)",
+    "RolloutBuffer.minibatches, rows mixed: field.flatten(0, 1) for -> field.transpose(0, int(field is "
+    "self.rows.advantages)).flatten(0, 1) for",
 )
 def test_minibatches(script):
     """Every row but the reset rows once, all fields of a batch of the same rows, parts as equal as can be.
@@ -398,9 +436,9 @@ def test_minibatches(script):
         buffer = script.RolloutBuffer(*reset_rows.shape, NUMBER, spaces.Discrete(3))
         where = 100 * np.arange(reset_rows.shape[1]) + np.arange(len(reset_rows))[:, None]
         buffer.obs[:-1, :, 0], buffer.actions[:, :, 0], buffer.reset_rows[:] = where, where, reset_rows
-        parts = dict(zip(script.Batch._fields[2:], torch.arange(1, 6) / 8))  # of all but obs and actions
-        for name, part in parts.items():
-            setattr(buffer, name, torch.as_tensor(where, dtype=torch.float32) + part)
+        parts = dict(zip(script.Batch._fields[2:], torch.arange(1, 7) / 8))  # of all but obs and actions
+        fields = {name: torch.as_tensor(where, dtype=torch.float32) + part for name, part in parts.items()}
+        buffer.rows = script.Batch(torch.as_tensor(buffer.obs[:-1]), torch.as_tensor(buffer.actions), **fields)
         orders = []
         for seed in (0, 0, 1):
             batches = list(buffer.minibatches(num_minibatches, np.random.default_rng(seed)))
@@ -459,7 +497,7 @@ def slow_targets(rewards, values, next_values, terminated, truncated, gamma, rho
 
 def textbook_training(script, run, calls):
     """(the agent after the same training done the slow way, steps). On the way, every logged figure is compared."""
-    args, agent, figures = run.args, calls[0].agent, run.logged
+    args, agent, figures = run.args, calls[0].agent, run.all_logged
     optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
     seen, is_vtrace, one = [], args.estimator == "vtrace", torch.ones(6, 2)  # observations so far
     for i, call in enumerate(calls):
@@ -495,19 +533,16 @@ def textbook_training(script, run, calls):
             if is_vtrace:
                 successors = torch.where(terminated | truncated, values[1:], torch.cat([returns[1:], values[-1:]]))
                 advantages = rewards + args.gamma * successors * ~terminated - values[:-1]
-                if args.norm_adv:
-                    advantages = (advantages - advantages[played].mean()) / advantages[played].std(correction=0)
-                advantages = rho * advantages
         if k == 0:
             errors, targets = (returns - values[:-1])[played].numpy(), returns[played].numpy()
             close(figures["explained_variance"][number], 1 - errors.var() / targets.var())
         assert set(map(tuple, call.batch.obs.tolist())) <= set(place), "a reset row is trained on"
         rows = tuple(np.transpose([place[tuple(o)] for o in call.batch.obs.tolist()]))
-        fields = obs[:-1], actions, mu_log_probs, log_probs, values[:-1], advantages, returns
+        fields = obs[:-1], actions, mu_log_probs, log_probs, values[:-1], advantages, rho, returns
         batch = script.Batch(*[field[rows] for field in fields])
         features = agent.features(batch.obs)
         pi, new_values = distributions(agent, agent.actor(features)), agent.critic(features)[:, 0]
-        given = batch, args, args.norm_adv and not is_vtrace, batch.mu_log_probs, slice(None)
+        given = batch, args, args.norm_adv, batch.mu_log_probs, slice(None)
         loss, expected = textbook_loss(pi, new_values, *given)
         for name, figure in expected.items():
             close(figures[name][i], figure, atol=1e-4)
@@ -526,23 +561,21 @@ def textbook_training(script, run, calls):
     "ppo_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
     "ppo_loss, value weighs 1: args.vf_coef * v_loss -> v_loss",
     "ppo_loss, ratio inverted: log_probs - batch.old_log_probs -> batch.old_log_probs - log_probs",
-    'ppo_loss, normalised by minibatches: and args.estimator != "vtrace" -> ',
     "ppo_loss, the KL of the renewed policy: batch.mu_log_probs -> batch.old_log_probs",
     "RolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
-    "train, reset row that opens a rollout forgotten: for t in -> ended = ended & False\n        for t in",
+    "train, reset row that opens a rollout forgotten: for t in -> dones = dones & False\n        for t in",
     "train, last observation not stored: buffer.obs[-1] = obs -> 0",
     "train, gradients add up: optimizer.zero_grad() -> 0",
     "train, gradients not shortened: args.max_grad_norm -> 1e9",
-    "train, learning rate kept: if args.anneal_lr -> if False",
-    "train, learning rate lowered unasked: if args.anneal_lr -> if True",
+    "train, learning rate kept: if args.anneal_lr else -> if False else",
+    "train, learning rate lowered unasked: if args.anneal_lr else -> if True else",
     'train, estimates made anew, as in V-trace: args.estimator == "vtrace" and epoch > 0 -> epoch > 0',
     "train, V-trace keeps the first estimates: epoch > 0 -> False",
-    "train, mu is what the last epoch began with: for batch in -> mu_log_probs = buffer.old_log_probs"
-    "\n            for batch in",
+    "train, mu is what the last epoch began with: agent.train() -> mu_log_probs = buffer.rows.old_log_probs",
     "train, reset rows in the statistics: [:-1][~buffer.reset_rows] -> [:-1]",
     "train, statistics updated before learning: if args.clip_reward: -> agent.obs_stats and agent.obs_stats.update("
     "buffer.obs[:-1][~buffer.reset_rows])\n        if args.clip_reward:",
-    "train, reported returns are signs: buffer.obs, buffer.rewards -> buffer.obs, np.sign(buffer.rewards)",
+    "train, reported returns are signs: run.count(obs, rewards, -> run.count(obs, np.sign(rewards),",
 )
 def test_training(script):
     """Two rollouts, of three epochs each, with ends and reset rows, move the weights where torch's Adam goes along the
@@ -554,7 +587,7 @@ def test_training(script):
         agent, steps = textbook_training(script, run, calls)
         assert len(calls) == 12 and run.step == steps
         assert (calls[0].buffer.obs[-1] == calls[-1].buffer.obs[0]).all()
-        assert sorted(total for _, total in run.episodes)[:3] == [1, 3, 21]
+        assert sorted(run.episodes["return"])[:3] == [1, 3, 21]
         close(flat(run.agent), flat(agent), atol=1e-4)
         assert (flat(agent) - start).abs().max() > 0.05  # the tolerance is far below what was learnt
 
@@ -589,24 +622,37 @@ def test_small_worlds_are_learnt(script, name, estimator):
 
 # -------------------------------------------------------------------------------------------- what users change, runs
 
-OWN = "self.actor = nn.Sequential(nn.Linear(inputs, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, outputs))"
+OWN = "self.actor = nn.Sequential(nn.Linear(inputs, 9), nn.GELU(), nn.LayerNorm(9), nn.Dropout(0.5), nn.Linear(9, outputs))"
+COSINE = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)"
 EDITS = [
     "mlp, another activation: nn.Tanh() -> nn.ReLU()",
-    f"Agent.__init__, an own network: self.actor = mlp(inputs, args.hidden_sizes, outputs, gain=0.01) -> {OWN}",
-    'ppo_loss, one more figure: "loss": loss.detach(), -> "loss": loss.detach(), "ratio": log_ratios.exp().mean(),',
+    f"Agent.__init__, an own network with dropout: self.actor = mlp(inputs, sizes, outputs, gain=0.01) -> {OWN}",
+    'ppo_loss, one more metric: "loss": loss.detach(), -> "loss": loss.detach(), "ratio": log_ratios.exp().mean(),',
+    f"train, an own scheduler: torch.optim.lr_scheduler.LambdaLR(optimizer, factor) -> {COSINE}",
+    "train, SGD: torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True) -> "
+    "torch.optim.SGD([{'params': agent.actor.parameters(), 'lr': 1.0}, {'params': agent.critic.parameters()}], lr=0.1)",
 ]
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_what_is_changed_is_what_runs(script, edit):
-    """What acts is what learns. A figure that is added has a column in metrics.csv without another edit."""
+    """What acts is what learns, without dropout; a metric that is added has a column without another edit; a scheduler
+    that takes the place of ours is the only one, and is saved; with ours, each group keeps its own rate.
+    """
     run = rehearse(tools.with_mistake(script, edit), Probe, **EASY)
     obs = np.random.default_rng(0).normal(size=(5, 1)).astype(np.float32)
     logits = run.agent.actor(run.agent.features(torch.tensor(obs)))
     assert run.agent.sample(obs, 0)[:, 0].tolist() == logits.argmax(1).tolist()
     log_probs, _, _ = run.agent(torch.tensor(obs), torch.zeros(5, 1, dtype=torch.int64))
     close(log_probs, logits.log_softmax(1)[:, 0])
-    assert ("ratio" in run.metrics) == ("figure" in edit) and len(set(map(len, run.metrics.values()))) == 1
+    assert ("ratio" in run.metrics) == ("metric" in edit) and len(set(map(len, run.metrics.values()))) == 1
+    rates = run.all_logged["learning_rate"]
+    if "scheduler" in edit:
+        close(rates[:3], [3e-2 * (1 + math.cos(math.pi * k / 9)) / 2 for k in range(3)])
+    if "SGD" in edit:
+        groups = run.parts["optimizer"].param_groups
+        close(groups[0]["lr"], 10 * groups[1]["lr"])
+        close(rates[1], rates[0] * (1 - 128 / 1500))  # every second row of the first rollout was a reset row
 
 
 RUN = "--num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --normalize-obs --normalize-reward "
@@ -614,8 +660,9 @@ RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episo
 
 
 @catches(
-    "Run.write_checkpoint, training does not begin anew: self.checkpoint_step = self.step -> 0",
-    "train, the optimizer is not saved: Run(args, agent, envs, optimizer=optimizer) -> Run(args, agent, envs)",
+    "train, training goes on in the old environments: if run.write_what_is_due(): -> if run.write_what_is_due() and 0:",
+    "train, the optimizer is not saved: agent=agent, optimizer=optimizer -> agent=agent, other=agent",
+    "train, the scheduler is not saved: optimizer=optimizer, scheduler=scheduler -> optimizer=optimizer",
     "RunningMeanStd, not saved: torch.ones(shape, dtype=torch.float64) -> torch.ones(shape), persistent=False",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
@@ -632,7 +679,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for flags, words in (
         ("--num-envs 3 --num-steps 3 --num-minibatches 4", "must be at most num_envs * (num_steps // 2)"),
-        ("--gamma 1.5", "gamma must lie between 0 and 1"),
+        ("--num-steps 1", "num_steps must be at least 2"),
         ("--device cuda:99", "cuda:99"),
     ):
         assert command(script, flags) == 2 and not list(tmp_path.iterdir())

@@ -144,21 +144,21 @@ def vector_env(makers, num_envs):
 def rehearse(script, *makers, **settings):
     """Train in environments that `makers` make, and write nothing. Returns the Run: agent, evaluations, episodes.
 
-    `run.logged` has all that was ever logged: {figure: its values}.
+    `run.all_logged` has all that was ever logged: {metric: its values}.
     """
 
     class Rehearsal(script.Run):
         draw_curve = lambda run: None
         finish = lambda run: run
 
-        def __init__(self, *args, **parts):
-            self.logged = {}
-            super().__init__(*args, **parts)
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.all_logged = {}
 
-        def log(self, **figures):
-            super().log(**figures)
-            for name, value in figures.items():
-                self.logged.setdefault(name, []).append(value)
+        def log(self, **metrics):
+            super().log(**metrics)
+            for name, value in metrics.items():
+                self.all_logged.setdefault(name, []).append(value)
 
     quiet = {"progress": False, "eval_every": 10**9, "checkpoint_every": 10**9, "eval_episodes": 1}
     quiet |= {"run_dir": "nowhere", "env_id": "none"}
@@ -216,6 +216,7 @@ def textbook_loss(pi, values, batch, args, norm_adv, mu_log_probs, own):
     ratios, mu_ratios = (log_probs - batch.old_log_probs).exp(), (log_probs - mu_log_probs).exp()[own]
     if norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    advantages = getattr(batch, "rho", 1) * advantages
     near = torch.where(advantages > 0, ratios.clamp(max=1 + eps), ratios.clamp(min=1 - eps))
     errors = (values - batch.returns) ** 2
     if args.clip_vloss:
