@@ -16,15 +16,14 @@ const compute = {
     }
     return [advantages, advantages.map((A, t) => A + values[t])];
   },
-  compute_vtrace(rewards, values, next, terminated, truncated, logRatios, gamma, rhoClip, cClip, played) {
-    if (played) return; // normalised over a mask: not shown
+  compute_vtrace(rewards, values, next, terminated, truncated, rho, c, gamma) {
     const advantages = [], targets = [];
-    for (let t = rewards.length - 1, after = 0; t >= 0; t--) { // after: v − V of the next step
-      const ratio = Math.exp(logRatios[t]), rho = Math.min(ratio, rhoClip), c = Math.min(ratio, cClip);
-      const goesOn = !(terminated[t] || truncated[t]), bootstrap = gamma * !terminated[t];
-      advantages[t] = rho * (rewards[t] + bootstrap * (next[t] + goesOn * after) - values[t]);
-      after = rho * (rewards[t] + bootstrap * next[t] - values[t]) + gamma * c * goesOn * after;
-      targets[t] = values[t] + after;
+    for (let t = rewards.length - 1, correction = 0; t >= 0; t--) { // v − V of the next step, 0 after an end
+      const after = correction * !(terminated[t] || truncated[t]);
+      const delta = rewards[t] + gamma * next[t] * !terminated[t] - values[t];
+      advantages[t] = delta + gamma * after;
+      correction = rho[t] * delta + gamma * c[t] * after;
+      targets[t] = values[t] + correction;
     }
     return [advantages, targets];
   },
@@ -104,14 +103,14 @@ function bars(series, labels, chosen = -1) {
   const scale = 150 / (top - low), zero = 24 + top * scale, width = 680 / labels.length;
   const size = Math.min(40, (width - 12) / values.length), out = [];
   labels.forEach((label, i) => {
-    const left = 10 + i * width, css = i === chosen ? "on" : "";
+    const left = 10 + i * width + (width - values.length * size) / 2, css = i === chosen ? "on" : "";
     Object.entries(series).forEach(([name, xs], k) => {
       const x = left + k * size, y = zero - Math.max(xs[i], 0) * scale, height = Math.abs(xs[i]) * scale;
       out.push(svg("rect", { x, y, width: size - 3, height, class: `s${k} ${css}` }));
       const above = { x: x + size / 2 - 1, y: (xs[i] < 0 ? y + height + 13 : y - 4), class: css };
       out.push(svg("text", above, size > 24 ? `${name} ${short(xs[i])}` : short(xs[i])));
     });
-    out.push(svg("text", { x: left + values.length * size / 2, y: 212, class: `soft ${css}` }, label));
+    out.push(svg("text", { x: 10 + (i + 0.5) * width, y: 212, class: `soft ${css}` }, label));
   });
   return [...out, svg("path", { d: `M0 ${zero}H700`, class: "axis" })];
 }
@@ -170,10 +169,12 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     });
   },
   compute_vtrace(place, [[, given]]) {
-    const [r, V, next, terminated, truncated, logs, gamma, rho, c] = given.map(flat);
-    const steps = r.map((_, t) => `t = ${t}: π/μ = ${short(Math.exp(logs[t]))}${terminated[t] ? ", terminated" : ""}`);
-    figure(place, "what clipping does", { "ρ at most": [0, 4, rho], "c at most": [0, 4, c] }, (ρ, c) => {
-      const [A, v] = compute.compute_vtrace(r, V, next, terminated, truncated, logs, gamma, ρ, c);
+    const [r, V, next, terminated, truncated, rho, c, gamma] = given.map(flat), top = [Math.max(...rho), Math.max(...c)];
+    const sliders = { "ρ at most": [0, top[0], top[0]], "c at most": [0, top[1], top[1]] };
+    figure(place, "what the limits of V-trace do", sliders, (maxRho, maxC) => {
+      const [ρ, C] = [rho.map((x) => Math.min(x, maxRho)), c.map((x) => Math.min(x, maxC))];
+      const [A, v] = compute.compute_vtrace(r, V, next, terminated, truncated, ρ, C, gamma);
+      const steps = r.map((_, t) => `ρ = ${short(ρ[t])}, c = ${short(C[t])}${terminated[t] ? ", terminated" : ""}`);
       return [bars({ V, v, A }, steps), `v = ${v.map(short).join(", ")}; A = ${A.map(short).join(", ")}. The limit of ρ
         decides which policy is evaluated; the limit of c only how far a correction reaches back.`];
     });
@@ -275,8 +276,8 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     }, buttons);
   },
   es_gradient(place, calls) {
-    const [, [first, noise, sigma]] = calls.find(([name]) => name === "make_candidates"), goal = [-1, -1];
-    const F = ([x, y]) => -((x - goal[0]) ** 2) - 2 * (y - goal[1]) ** 2, at = ([x, y]) => [350 + 75 * x, 105 - 32 * y];
+    const [, [first, noise, sigma]] = calls.find(([name]) => name === "make_candidates"), goal = [0, 0];
+    const F = ([x, y]) => -((x - goal[0]) ** 2) - 2 * (y - goal[1]) ** 2, at = ([x, y]) => [320 + 110 * x, 140 - 50 * y];
     const path = (css, points) => svg("path", { class: css, d: `M${points.map(at).join("L")}` });
     const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
     let trail, eps;
@@ -289,7 +290,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     begin();
     figure(place, "pairs, ranks and a step", { σ: [0.1, 1, sigma], α: [0.1, 1, 0.5] }, (σ, α) => {
       const theta = trail.at(-1), candidates = compute.make_candidates(theta, eps, σ), [cx, cy] = at(theta);
-      const hills = [1, 2, 3].map((k) => svg("ellipse", { cx: at(goal)[0], cy: at(goal)[1], rx: 75 * k, ry: 23 * k, class: "axis" }));
+      const hills = [1, 2, 3].map((k) => svg("ellipse", { cx: at(goal)[0], cy: at(goal)[1], rx: 110 * k, ry: 35 * k, class: "axis" }));
       const pairs = eps.map((_, k) => path("thin", candidates.slice(2 * k, 2 * k + 2)));
       const ranks = compute.centered_ranks(candidates.map(F)).map((rank, i) =>
         svg("text", { x: at(candidates[i])[0], y: at(candidates[i])[1] + 4, class: "on" }, short(rank)));

@@ -189,7 +189,7 @@ def test_figures_begin_with_the_lesson_and_can_be_moved(figures):
     """What stands there at first has numbers of the lessons; each slider and each button changes something."""
     first = {name: text for name, text, _ in figures["texts"]}
     assert "A4 = 4 + 0.25 · 5 + 0.063 · 4 = 5.5" in first["compute_gae"]
-    assert "= 2.4. It is clipped" in first["policy_loss"] and "v = 3, 3, 6; A = 2.25, 1, 3." in first["compute_vtrace"]
+    assert "= 2.4. It is clipped" in first["policy_loss"] and "v = 3, 3, 6; A = 1.5, 2, 2." in first["compute_vtrace"]
     assert "= 2.5. Double DQN" in first["td_targets"] and "= 1.5." in first["td_targets"]
     assert "27.5 + 0.125 V(s′)" in first["NStepBuffer"] and "slots 0, 1, 2, 2." in first["SumTree"]
     for name, _, still in figures["texts"]:  # the cliff's sliders count from the next step on
