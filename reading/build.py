@@ -29,7 +29,7 @@ from wrong import by_hand, run_lessons  # noqa: E402
 
 RULER = re.compile(r"\s*# -{20,} (.*)")
 # What only a test would write, and no human: such a mistake is left out of the pages.
-NO_HUMAN = re.compile(r"\b(if|and|or|&|\|) (True|False)\b|^(True|False)$|\b77\b|\b9+\b|1e9|\b0 \* |\blambda\b")
+NO_HUMAN = re.compile(r"\b(True|False)\b|\b77\b|\b9+\b|1e9|\b0 \* |\blambda\b")
 
 
 def read(path):
@@ -41,6 +41,11 @@ def slug(title):
     """The address of a heading, as GitHub makes it."""
     text = html.unescape(re.sub("<.*?>", "", title)).lower()
     return re.sub(r"[^\w -]", "", text).replace(" ", "-")
+
+
+def doc_of(node):
+    """A docstring without its margin. (ast's own way takes away the margin of a single equation as well.)"""
+    return re.sub(rf"(?m)^ {{{node.body[0].col_offset}}}", "", ast.get_docstring(node, clean=False)).rstrip()
 
 
 # ------------------------------------------------------------------------------------------------------------- sources
@@ -72,7 +77,7 @@ class Script:
         self.lines, tree = self.text.split("\n"), ast.parse(self.text)
         self.story = next(i for i, line in enumerate(self.lines) if line.startswith("# ====="))  # its last line
         self.title, _, doc = ast.get_docstring(tree).partition("\n\n")
-        self.doc = re.sub(r"\nThe story ends at[^\n]*", "", doc)
+        self.doc = re.sub(r"\s*The story ends at.*", "", doc, flags=re.S)
         self.units = list(self.cut(tree.body[1:]))
         self.rest = Unit("helpers", self.story + 1, len(self.lines) - 1)
         self.find = {unit.name: unit for unit in [self.rest, *self.units]}
@@ -102,11 +107,12 @@ class Script:
         ends = [first - len(above) - 1 for _, first, above in found.values()][1:] + [self.story]
         for (name, (node, first, above)), last in zip(found.items(), ends):
             unit = Unit(name, first, last, "\n".join(self.lines[first - 1 : last]).rstrip())
+            unit.last = first + unit.source.count("\n")
             unit.section = "".join(match[1] for match in map(RULER.match, above) if match)
             comment = "\n".join(re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)).strip()
             unit.intro, unit.doc = (comment, "") if unit.section else ("", comment)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
-                unit.doc += "\n\n" + ast.get_docstring(node)
+                unit.doc += "\n\n" + doc_of(node)
                 unit.hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)
             unit.is_wide = bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", unit.doc, re.M))
             yield unit
@@ -141,7 +147,7 @@ class Site:
             "page.html"
         )
         self.template.globals.update(site=self, inline=inline, docstring=docstring, slug=slug)
-        self.template.globals.update(doc_of=ast.get_docstring, highlight=highlight)
+        self.template.globals.update(doc_of=doc_of, highlight=highlight)
 
     def target(self, href, base):
         """A link in a file of the repository's folder `base`, as seen from the site; pictures are copied."""
@@ -177,6 +183,12 @@ class Site:
         found = re.findall(rf"!\[([^]]*)\]\(([^)]*\.{kind})\)", text)
         return [(self.target(path, base), inline(words)) for words, path in found]
 
+    def films(self, name):
+        """(address, description) of README's films of a script, and of those on its page."""
+        titles, films = re.search(r"(?m)^\| (`.*) \|\n\|-.*\n\| (.*) \|$", read("README.md")).groups()
+        found = [x for title, x in zip(titles.split(" | "), films.split(" | ")) if f"`{name}.py" in title]
+        return self.pictures("".join(found), "", "gif") + self.pictures(read(f"docs/{name}.md"), "docs", "gif")
+
     def write(self, name, **given):
         """Write a page."""
         Path(self.folder, f"{name}.html").write_text(self.template.render(name=name, **given), encoding="utf-8")
@@ -199,7 +211,8 @@ def build(folder=REPO / "site", names=None):
     pages = [path.stem for path in sorted(Path(REPO, "docs").glob("*.md")) if path.stem not in site.scripts]
     for name in pages:
         site.write(name, text=read(f"docs/{name}.md"))
-    site.write("index", readme=read("README.md"), pages=pages)
+    blocks = [x for x in read("README.md").split("\n\n") if not re.search("reading/build|reading.png", x)]
+    site.write("index", readme="\n\n".join(blocks), pages=pages)
     for name in ("style.css", "page.js", "figures.js"):
         shutil.copy(HERE / name, site.folder)
     return site

@@ -106,8 +106,9 @@ INDEX = (
 INLINE = re.compile(
     r"`(?P<code>[^`]+)`|(?P<flag>(?<![\w-])--[a-z][\w-]*)|doi (?P<doi>10\.\S+\w)|(?<![\w.])(?P<arxiv>\d{4}\.\d{4,5})"
     rf"|(?P<name>(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*|\b\w+\.(?:py|md|csv|json|pt)\b)"
-    r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|(?:\b\w+|(?<=\w))['’]s\b|\b[A-Za-z]\.[A-Za-z]\b)"
+    r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|(?:\b\w+|(?<=\w))['’]s\b|(?<=\d )M\b|\b[A-Za-z]\.[A-Za-z]\b)"
     r"|(?P<sign><-|->|<=|>=|\|\||(?<=[\d)] )x(?= [\w(-])|(?:^|(?<=[\s([]))-(?=[\s\w(])|(?<= )\*(?= )|\bsqrt\b)"
+    r"|(?P<power>(?<=[)\]])\^[\w*]+)"
     rf"|(?P<math>(?<![\w^])(?<!\w-)(?:{LETTER})(?:{INDEX})*)"
 )
 VARIABLE = r"[,.;:)\]|=(*/]| ([-+=*/<>|]|(of|in|is|are|to|and|or|for|from|by|that|with|as|over|has|at)\b)"
@@ -117,7 +118,7 @@ def is_article(match):
     """Whether a match of INLINE is the word "a", or "I", and no variable."""
     before, after = match.string[: match.start()], match.string[match.end() :]
     if match[0] in ("a", "A"):
-        return bool(after) and not re.match(VARIABLE, after) and not re.search(r"([-+=|]|action) ?$", before)
+        return bool(before + after) and not re.match(VARIABLE, after) and not re.search(r"([-+=|]|action) ?$", before)
     return match[0] == "I"
 
 
@@ -141,6 +142,8 @@ def marked(match):
         return code_word(word)
     if kind == "plain" or is_article(match):
         return prose(word)
+    if kind == "power":
+        return tag("sup", inline(word[1:]))
     return SIGNS[word] if kind == "sign" else formula(word, "false")
 
 
@@ -150,7 +153,8 @@ def inline(text):
     for match in INLINE.finditer(text):
         parts += prose(text[at : match.start()]) + marked(match)
         at = match.end()
-    return parts + prose(text[at:])
+    kept = r"[([|]+<math.*?</math>[])|,.;:]*|<math.*?</math>[])|,.;:]+"  # no line ends in between
+    return re.sub(kept, r'<span class="kept">\g<0></span>', parts + prose(text[at:]))
 
 
 # ---------------------------------------------------------------------------------------------------------- docstrings
@@ -201,11 +205,15 @@ def docstring(text):
     """A docstring as HTML. Lines that are aligned in columns are a table, also where they are not indented."""
     out = ""
     for block in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
-        for is_indented, lines in groupby(block.split("\n"), lambda line: line.startswith("    ")):
-            lines = list(lines)
-            aligned = sum(bool(re.search(r"\S\s{3,}\S", line)) for line in lines) > 1
-            text = table(lines) if aligned else tag("p", inline(" ".join(lines)))
-            out += indented(lines) if is_indented else text
+        lines = block.split("\n")
+        aligned = [bool(re.search(r"\S\s{3,}\S", line)) for line in lines]
+        inside = [line.startswith("    ") for line in lines]
+        if sum(aligned) > 1 and not all(inside) and all(map(max, aligned, inside)):
+            out += table(lines)
+            continue
+        for is_inside, part in groupby(lines, lambda line: line.startswith("    ")):
+            part = list(part)
+            out += indented(part) if is_inside else tag("p", inline(" ".join(part)))
     return out
 
 

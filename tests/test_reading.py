@@ -122,6 +122,14 @@ def test_equations_and_mistakes_are_set(pages):
         assert not re.search(r"\b(gamma|lambda|theta) [A-Z]_|[A-Za-z]_\{|&lt;-|\bargmax_", prose), name
 
 
+def test_what_people_ask_names_tests_that_exist():
+    page = (REPO / "docs/what-people-ask.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+)`(?:[^`]*?)\[(test_\w+\.py)\]", page)
+    assert len(named) > 12
+    for test, path in named:
+        assert f"def {test}(" in (REPO / "tests" / path).read_text(encoding="utf-8"), f"{path} has no {test}"
+
+
 HARNESS = """
 <pre id="out"></pre><script>
 const results = [], texts = [];
