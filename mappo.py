@@ -1041,7 +1041,7 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
 
 def true_returns(envs, args, returns):
     """Returns (N,) of the episodes under way, before the user's wrappers changed their rewards."""
-    return np.array(envs.get_attr("true_return")) if args.wrappers else returns
+    return np.array(envs.unwrapped.get_attr("true_return")) if args.wrappers else returns
 
 
 def write_file(path, write):

@@ -730,7 +730,8 @@ def make_envs(args, num_envs, render=False, video=None):
         if is_users_own(error):
             raise
         help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}{help}") from error
+        given = shlex.join(["--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers])
+        raise UserError(f"cannot make {args.env_id} with {given}: {error}{help}") from error
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)
@@ -893,7 +894,7 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
 
 def true_returns(envs, args, returns):
     """Returns (N,) of the episodes under way, before the user's wrappers changed their rewards."""
-    return np.array(envs.get_attr("true_return")) if args.wrappers else returns
+    return np.array(envs.unwrapped.get_attr("true_return")) if args.wrappers else returns
 
 
 def write_file(path, write):

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from inputs import FLAGS, ROLLOUT, Draw, normal, refuses, rollout, share, slopes, tensor, tensors, together, uniform
+from inputs import FLAGS, ROLLOUT, normal, refuses, rollout, share, slopes, tensor, tensors, together, uniform
 from mechanism import exercise
 
 CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
@@ -299,53 +299,39 @@ exercise(
 )
 
 
-def vtrace(*ends, rho_clip=1.0):
-    """A case of three steps with ratios 2, 1/2 and 1."""
-    steps = rollout(STEPS | {"log_ratios": [math.log(2), math.log(0.5), 0]}, *ends)
-    return tensors("compute_vtrace", **steps, gamma=0.5, rho_clip=rho_clip, c_clip=1.0, played=None)
+def vtrace(*ends, rho=(1, 0.5, 1)):
+    """A case of three steps with ratios 2, 1/2 and 1; c is at most 1."""
+    steps = rollout(STEPS | {"rho": rho, "c": [1, 0.5, 1]}, *ends)
+    return tensors("compute_vtrace", **steps, gamma=0.5)
 
 
-def played_vtrace(m, rng=None):
-    """The targets of the rows that were played, and their advantages."""
-    draw = Draw(rng)
-    given = {name: tensor(make(draw)) for name, make in (ROLLOUT | FLAGS | {"log_ratios": normal("TN")}).items()}
-    given["played"] = tensor(rng.random(given["rewards"].shape) < 0.7)
-    advantages, targets = m.compute_vtrace(**given, gamma=0.9, rho_clip=1.5, c_clip=0.8)
-    played = given["played"]
-    normalizable = played.sum() > 1  # a single number has no deviation
-    return targets[played], advantages[played] if normalizable else 0
-
-
-BOUNDS = {"gamma": share, "rho_clip": uniform(0.3, 3), "c_clip": uniform(0.3, 3), "played": None}
 exercise(
     "vtrace",
-    course="week 8, 75 minutes: V-trace: learning from actions of an older policy",
+    course="week 8, 60 minutes: V-trace: learning from actions of an older policy",
     cut="ppo.py: compute_vtrace",
     task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
     "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
-    "value of the state that step t led to. Where the episode or the rollout is cut off, v_{t+1} is the next value "
-    "itself. `played` is None, or a mask (T, N) of booleans: then normalize r + gamma v_{t+1} - V_t over its rows, "
-    "and weigh by rho after that. What you return for the other rows is not looked at.",
+    "value of the state that step t led to; rho and c are the ratios pi/mu, each clipped to its own bound already. "
+    "Where the episode or the rollout is cut off, v_{t+1} is the next value itself. The advantages are not weighted by "
+    "rho yet: the loss does that, after it has normalised them.",
     cases={
-        "ratios 2, 1/2, 1, no end | remark 1 and section 4.2 of arXiv 1802.01561; the docstring has both formulas": (
+        "rho 1, 1/2, 1, no end | remark 1 and section 4.2 of arXiv 1802.01561; the docstring has both formulas": (
             vtrace()
         ),
-        "rho_clip 2 | which bound belongs to which ratio": vtrace(rho_clip=2.0),
+        "rho_0 is 2 | which ratio belongs where": vtrace(rho=(2, 0.5, 1)),
         "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": vtrace(DIED),
         "row 1 was truncated | where truncated must count, and where it must not": vtrace(CUT),
     },
-    random=together(tensors("compute_vtrace", **ROLLOUT, **FLAGS, log_ratios=normal("TN"), **BOUNDS), played_vtrace),
+    random=tensors("compute_vtrace", **ROLLOUT, **FLAGS, rho=uniform(0, 2, "TN"), c=uniform(0, 1, "TN"), gamma=share),
     mistakes={
-        "leaving rho out of the advantages": "return rho * advantages -> return advantages",
+        "weighting the advantages by rho already": "return advantages -> return rho * advantages",
         "taking V(s_{t+1}) instead of v_{t+1} in the advantages": "= deltas[t] + gamma * next_correction -> "
         "= deltas[t]",
-        "exchanging rho_clip and c_clip": "rho = log_ratios -> rho_clip, c_clip = c_clip, rho_clip; rho = log_ratios",
-        "writing 1 where c_clip belongs": "max=c_clip -> max=1.0",
+        "exchanging rho and c": "next_values = next_values -> rho, c = c, rho; next_values = next_values",
+        "leaving c out": "gamma * c[t] * next -> gamma * next",
+        "leaving rho out of the targets": "rho[t] * deltas -> deltas",
         **GAE_MISTAKES,
         **before("next_values = next_values"),
-        "not normalising": "if played is not None -> if False",
-        "weighing by rho before you normalise": "normalize(advantages[played]) -> "
-        "normalize((rho * advantages)[played]); rho = rho**0",
     },
     learn=(CARTPOLE | {"estimator": "vtrace"}, 200.0),
 )

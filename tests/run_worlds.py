@@ -47,7 +47,7 @@ class Faulty(Plain):
         obs, reward, *rest = super().step(action)
         if self.at == self.fatal:
             if self.field == "raises":
-                raise OSError("from within")
+                raise KeyError("from within")
             obs, reward = (obs, float(self.value)) if self.field == "reward" else (obs * float(self.value), reward)
         return obs, reward, *rest
 
@@ -61,6 +61,45 @@ class Picture(Plain):
         return self.np_random.integers(256, size=(36, 36, 3), dtype=np.uint8)
 
 
+class Grey(Picture):
+    """Pictures without channels, which no network here takes."""
+
+    observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+
+
+class Camera(Picture):
+    """A picture beside a number."""
+
+    observation_space = spaces.Dict(picture=Picture.observation_space, speed=spaces.Box(0, 1, ()))
+
+
+class Broken(Plain):
+    """Its constructor or its reset raises."""
+
+    def __init__(self, where, **kwargs):
+        super().__init__(**kwargs)
+        self.where = where
+        if where == "constructor":
+            raise KeyError("from within")
+
+    def reset(self, **given):
+        if self.where == "reset":
+            raise KeyError("from within")
+        return super().reset(**given)
+
+
+class Double(gym.RewardWrapper):
+    """Pays twice as much; may raise."""
+
+    def __init__(self, env, raises=False):
+        super().__init__(env)
+        if raises:
+            raise KeyError("from within")
+
+    def reward(self, reward):
+        return 2 * reward
+
+
 class Own(gym.Wrapper):
     """A wrapper of a user's own; says that it was executed."""
 
@@ -72,3 +111,6 @@ class Own(gym.Wrapper):
 gym.register("Plain-v0", Plain)
 gym.register("Faulty-v0", Faulty)
 gym.register("Picture-v0", Picture)
+gym.register("Grey-v0", Grey)
+gym.register("Camera-v0", Camera)
+gym.register("Broken-v0", Broken)

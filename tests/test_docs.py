@@ -6,33 +6,55 @@ Their figures are those of benchmarks/results.
 import importlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from run_folder import command
-from tools import Probe, rehearse
 
 ROOT = Path(__file__).resolve().parent.parent
 PPO = (ROOT / "docs/ppo.md").read_text(encoding="utf-8")
-SECTION = PPO.split("## How do I change it?")[1].split("\n## ")[0]
-blocks = lambda kind: re.findall(rf"```{kind}\n(.*?)```", SECTION, re.DOTALL)
+change = lambda page: page.split("## How do I change it?")[-1].split("\n## ")[0]
+blocks = lambda kind, text=PPO: re.findall(rf"```{kind}\n(.*?)```", change(text), re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --eval-episodes 2 --no-progress"
 
 
-@pytest.mark.parametrize("diff", blocks("diff"), ids=["activation", "network", "figure"])
-def test_edits(diff, tmp_path, monkeypatch):
-    """Each edit fits the script as it is, and the edited script trains."""
-    old = "".join(line[1:] + "\n" for line in diff.splitlines() if line.startswith("-"))
-    new = "".join(line[1:] + "\n" for line in diff.splitlines() if line.startswith("+"))
-    text = (ROOT / "ppo.py").read_text(encoding="utf-8")
+FEW = "--total-timesteps 64 --eval-episodes 2 --no-progress "
+OFF_POLICY = FEW + "--num-envs 2 --learning-starts 8 --batch-size 4 --buffer-size 64"
+SHORT = {  # a run of each script that takes a second
+    "ppo": SMALL,
+    "ppo_masked": SMALL,
+    "ppo_rnd": SMALL,
+    "ppod": SMALL + " --rho 0 --phi 0",
+    "dqn": OFF_POLICY,
+    "rainbow": OFF_POLICY,
+    "ddpg_td3": OFF_POLICY,
+    "sac": OFF_POLICY,
+    "es": FEW + "--population-size 4 --max-episode-steps 8",
+    "qlearning": FEW + "--max-episode-steps 8",
+    "mappo": SMALL,
+    "maddpg_matd3": OFF_POLICY,
+}
+EDITS = [(page.stem, diff) for page in PAGES for diff in blocks("diff", page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("name, diff", EDITS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(EDITS)])
+def test_edits(name, diff, tmp_path, monkeypatch):
+    """Each edit on a script's page fits the script as it is, and and then it trains; a new metric has a column."""
+    old = "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("+"))
+    new = "".join(line[1:] + "\n" for line in diff.splitlines() if not line.startswith("-"))
+    text = (ROOT / f"{name}.py").read_text(encoding="utf-8")
     assert text.count(old) == 1 and old != new
     (tmp_path / "edited.py").write_text(text.replace(old, new), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "edited", raising=False)
+    monkeypatch.delitem(sys.modules, "edited", raising=False)
     edited = importlib.import_module("edited")
-    run = rehearse(edited, Probe, num_envs=2, num_steps=16, num_minibatches=2, total_timesteps=64)
-    assert "value_mean" in run.metrics or "value_mean" not in new
+    monkeypatch.setattr(edited.Run, "draw_curve", lambda run: None)
+    assert command(edited, f"{SHORT[name]} --run-dir run") == 0
+    columns = Path("run/metrics.csv").read_text().split("\n")[0]
+    assert all(metric in columns for metric in re.findall(r'^\+ *"(\w+)": ', diff, re.MULTILINE))
 
 
 def test_environment_and_wrapper(tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def replay_probabilities(max_values, alpha):
 """,
 }
 EQUAL = [  # changes to the originals that change nothing
-    ("vtrace", "c = log_ratios.exp().clamp(max=c_clip) -> c = torch.minimum(log_ratios.exp(), torch.tensor(c_clip))"),
+    ("vtrace", "continues = ~(terminated | truncated) -> continues = (~terminated & ~truncated).float()"),
     ("td3-target", "next_values.amin(0) -> next_values.min(0).values"),
     ("dpg", "-critic(obs, actor(obs)).mean() -> -torch.sum(critic(obs, actor(obs))) / len(obs)"),
     ("td-prediction", "trace_decay * trace for trace in traces -> trace_decay * traces[s] for s in range(len(traces))"),

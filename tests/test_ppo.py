@@ -121,7 +121,9 @@ def test_value_targets(script):
         close(buffer.rows.returns[:, 0], returns)
 
 
-@catches("ppo_loss, weighed before they are normalised: batch.rho * advantages -> normalize(batch.rho * batch.advantages)")
+@catches(
+    "ppo_loss, weighed before they are normalised: batch.rho * advantages -> normalize(batch.rho * batch.advantages)"
+)
 def test_vtrace_is_normalised_before_it_is_weighed(script):
     """Two actions with the ratios pi/mu = 1.6 and 0.4, and pi is pi_old: the loss is minus the mean of rho A.
 
@@ -132,7 +134,9 @@ def test_vtrace_is_normalised_before_it_is_weighed(script):
     args = script.Args(estimator="vtrace", ent_coef=0.0, vf_coef=0.0)
     agent = lambda obs, actions: (zeros, zeros, zeros)
     for advantages, loss in (([1.0, 1.0], 0), ([1.0, 3.0], 0.6)):
-        rows = script.Batch(zeros, zeros, zeros, zeros, zeros, torch.tensor(advantages), torch.tensor([1.6, 0.4]), zeros)
+        rows = script.Batch(
+            zeros, zeros, zeros, zeros, zeros, torch.tensor(advantages), torch.tensor([1.6, 0.4]), zeros
+        )
         close(script.ppo_loss(agent, rows, args)[0], loss)
 
 
