@@ -33,8 +33,8 @@ NO_HUMAN = re.compile(r"\b(True|False)\b|\b77\b|\b9+\b|1e9|\b0 \* |\blambda\b")
 
 
 def read(path):
-    """The text of a file of the repository."""
-    return Path(REPO, path).read_text(encoding="utf-8")
+    """The text of a file of the repository; "" if there is none."""
+    return Path(REPO, path).read_text(encoding="utf-8") if Path(REPO, path).exists() else ""
 
 
 def slug(title):
@@ -142,12 +142,11 @@ class Site:
     def __init__(self, folder, scripts):
         self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
         (self.folder / "img").mkdir(parents=True, exist_ok=True)
-        loader = jinja2.FileSystemLoader(HERE)
-        self.template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True).get_template(
-            "page.html"
+        form = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        form.globals.update(
+            site=self, inline=inline, docstring=docstring, slug=slug, doc_of=doc_of, highlight=highlight
         )
-        self.template.globals.update(site=self, inline=inline, docstring=docstring, slug=slug)
-        self.template.globals.update(doc_of=doc_of, highlight=highlight)
+        self.template = form.from_string(read("reading/page.html"))
 
     def target(self, href, base):
         """A link in a file of the repository's folder `base`, as seen from the site; pictures are copied."""
@@ -183,12 +182,6 @@ class Site:
         found = re.findall(rf"!\[([^]]*)\]\(([^)]*\.{kind})\)", text)
         return [(self.target(path, base), inline(words)) for words, path in found]
 
-    def films(self, name):
-        """(address, description) of README's films of a script, and of those on its page."""
-        titles, films = re.search(r"(?m)^\| (`.*) \|\n\|-.*\n\| (.*) \|$", read("README.md")).groups()
-        found = [x for title, x in zip(titles.split(" | "), films.split(" | ")) if f"`{name}.py" in title]
-        return self.pictures("".join(found), "", "gif") + self.pictures(read(f"docs/{name}.md"), "docs", "gif")
-
     def write(self, name, **given):
         """Write a page."""
         Path(self.folder, f"{name}.html").write_text(self.template.render(name=name, **given), encoding="utf-8")
@@ -197,10 +190,11 @@ class Site:
 def build(folder=REPO / "site", names=None):
     """Write all pages and return the Site; `names`: scripts whose lessons run with all mistakes, by default all."""
     load_tables()
-    stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in path.read_text(encoding="utf-8")]
+    stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in read(path)]
     site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.name)))
     for script in site.scripts.values():
-        script.wrong, script.calls = run_lessons(script.name, names is None or script.name in names)
+        mistakes = names is None or script.name in names
+        script.wrong, script.calls = run_lessons(script.name, mistakes) if script.tests else ({}, {})
     for script in site.scripts.values():
         LINKS.clear()
         LINKS.update({name.rpartition(".")[2]: f"#{name}" for name in [*script.find][::-1]})

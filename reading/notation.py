@@ -153,7 +153,7 @@ def inline(text):
     for match in INLINE.finditer(text):
         parts += prose(text[at : match.start()]) + marked(match)
         at = match.end()
-    kept = r"[([|]+<math.*?</math>[])|,.;:]*|<math.*?</math>[])|,.;:]+"  # no line ends in between
+    kept = r"[([|]*<math(?:(?!</math>).)*</math>[])|,.;:]*"  # no line ends inside
     return re.sub(kept, r'<span class="kept">\g<0></span>', parts + prose(text[at:]))
 
 

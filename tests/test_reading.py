@@ -21,7 +21,8 @@ build = pytest.importorskip("build", reason="needs pygments and markdown-it-py")
 import wrong  # noqa: E402
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
-SCRIPTS = sorted(path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in path.read_text(encoding="utf-8"))
+SCRIPTS = [path.stem for path in sorted(REPO.glob("*.py")) if "\n# ===== helpers" in build.read(path)]
+TESTED = [name for name in SCRIPTS if build.read(f"tests/test_{name}.py")]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
@@ -85,7 +86,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site, pages):
         assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\(|https?:", text), name
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", TESTED)
 def test_nothing_is_lost(site, pages, name):
     """Every function of the story, every line, lesson and mistake is shown exactly once."""
     script, page = site.scripts[name], pages[name]
