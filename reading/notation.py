@@ -158,7 +158,9 @@ def inline(text):
 
 
 # ---------------------------------------------------------------------------------------------------------- docstrings
-SOURCE = re.compile(r"\((?:after |section|eqs?\b|arXiv|doi|Sutton|\w+: )[^()]*\)[.,]?")  # where an equation is from
+SOURCE = re.compile(
+    r"\((?:after |section|eqs?\b|arXiv|doi|Sutton|OpenAI|\w+: )[^()]*\)[.,]?"
+)  # where an equation is from
 
 
 def is_equation(text):
@@ -201,8 +203,8 @@ def indented(lines):
     return out
 
 
-def docstring(text):
-    """A docstring as HTML. Lines that are aligned in columns are a table, also where they are not indented."""
+def docstring(text, is_lesson=False):
+    """A docstring as HTML. A paragraph of aligned lines is a table, one of equations is set as such, but in lessons."""
     out = ""
     for block in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
         lines = block.split("\n")
@@ -210,10 +212,12 @@ def docstring(text):
         inside = [line.startswith("    ") for line in lines]
         if sum(aligned) > 1 and not all(inside) and all(map(max, aligned, inside)):
             out += table(lines)
-            continue
-        for is_inside, part in groupby(lines, lambda line: line.startswith("    ")):
-            part = list(part)
-            out += indented(part) if is_inside else tag("p", inline(" ".join(part)))
+        elif not is_lesson and all(is_equation(re.split(r"\s{3,}", line.strip())[0]) for line in lines):
+            out += indented(lines)
+        else:
+            for is_inside, part in groupby(lines, lambda line: line.startswith("    ")):
+                part = list(part)
+                out += indented(part) if is_inside else tag("p", inline(" ".join(part)))
     return out
 
 
