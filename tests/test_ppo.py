@@ -141,9 +141,11 @@ def test_vtrace_is_normalised_before_it_is_weighed(script):
 
 
 @catches(
-    "RolloutBuffer.compute_advantages, bootstraps from the reset: values[:-1], values[1:] -> values[:-1], values[[1, 3, 3, 4]]",
+    "RolloutBuffer.compute_advantages, bootstraps from the reset: next_values = values[:-1], values[1:] -> "
+    "next_values = values[:-1], values[[1, 3, 3, 4]]",
     "RolloutBuffer.compute_advantages, from the state itself: values[:-1], values[1:] -> values[:-1], values[:-1]",
-    "RolloutBuffer.compute_advantages, from the last stored: values[:-1], values[1:] -> values[:-1], values[[1, 2, 3, 3]]",
+    "RolloutBuffer.compute_advantages, from the last stored: next_values = values[:-1], values[1:] -> "
+    "next_values = values[:-1], values[[1, 2, 3, 3]]",
     "RolloutBuffer.compute_advantages, normalised: returns - old_values -> normalize(returns - old_values)",
     "RolloutBuffer.minibatches, reset rows drawn: ~self.reset_rows -> self.obs[1:] > 0",
     "RolloutBuffer.explained_variance, of all rows: ~self.reset_rows -> self.reset_rows | True",
@@ -286,8 +288,8 @@ def test_reward_scaling(script):
     rewards    2 (terminated)   0 (reset)       4          1    3
     G          2                -               4          3    3 + 3/2 = 4.5
 
-    The mean of these eight G is 25.5/8 = 3.1875, that of their squares 87.25/8; so the variance is 0.74609375. Where all G are 3, the
-    deviation is 0, and rewards are clipped to ±10.
+    The mean of these eight G is 25.5/8 = 3.1875, that of their squares 87.25/8; so the variance is 0.74609375. Where
+    all G are 3, the deviation is 0, and rewards are clipped to ±10.
     """
     buffer = script.RolloutBuffer(5, 2, NUMBER, TWO)
     buffer.rewards[:] = rewards = np.array([[1, 2], [2, 0], [0, 4], [4, 1], [1, 3]])
@@ -626,7 +628,7 @@ def test_small_worlds_are_learnt(script, name, estimator):
 
 # -------------------------------------------------------------------------------------------- what users change, runs
 
-OWN = "self.actor = nn.Sequential(nn.Linear(inputs, 9), nn.GELU(), nn.LayerNorm(9), nn.Dropout(0.5), nn.Linear(9, outputs))"
+OWN = "self.actor = nn.Sequential(nn.Linear(inputs, 9), nn.GELU(), nn.Dropout(0.5), nn.Linear(9, outputs))"
 COSINE = "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)"
 EDITS = [
     "mlp, another activation: nn.Tanh() -> nn.ReLU()",

@@ -262,7 +262,7 @@ def test_two_million_episodes_take_no_more_room_than_one(script):
 @catches("Run.write_what_is_due, no episode needs to end: self.has_ended.all() -> True",
          "Run.write_what_is_due, one episode is enough: self.has_ended.all() -> self.has_ended.any()")  # fmt: skip
 def test_long_episodes_end(script):
-    """Checkpoints are due each 10 steps; episodes last 30 and 50 steps, and all come to their end before the next one."""
+    """Checkpoints are due each 10 steps; episodes last 30 and 50 steps, and all come to their end."""
     run = rehearse(script, lambda: Walk([(30, "t")]), lambda: Walk([(50, "c")]), num_envs=2, num_steps=5,
                    num_minibatches=1, total_timesteps=900, checkpoint_every=10)  # fmt: skip
     assert set(run.episodes["length"]) == {30, 50} and run.episodes["length"].count(50) >= 5
@@ -270,7 +270,7 @@ def test_long_episodes_end(script):
 
 @catches("TrueReturn.step, what the wrapper makes of it: np.asarray(reward, float).item() -> 0",
          "true_returns, of wrapped rewards: if args.wrappers -> if False",
-         "evaluate, of wrapped rewards: true_returns(envs, args, returns + rewards) -> (returns + rewards)")  # fmt: skip
+         "evaluate, of wrapped ones: true_returns(envs, args, returns + rewards) -> (returns + rewards)")  # fmt: skip
 def test_returns_are_true_ones(script):
     """A wrapper of the user's doubles rewards: training sees 2 a step, but the ten steps of an episode return 10."""
     assert command(script, f"{RUN} --env-id run_worlds:Plain-v0 --wrappers run_worlds.Double") == 0

@@ -1,0 +1,869 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
+#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+# ]
+# ///
+"""REINFORCE and A2C, the simplest policy gradients, all of it, in this one file.
+
+Play episodes. Make each action more likely if the rewards after it were more than expected, less
+likely if they were less. What was expected is the baseline: nothing, or a critic's value.
+
+    gradient of J = E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11)
+
+REINFORCE waits for the ends of episodes. A2C makes a step after every n steps, and the critic's value
+stands for all that follows (arXiv 1602.01783, section 4).
+
+    python reinforce.py                            # CartPole-v1, under a minute
+    python reinforce.py --baseline none            # the same without a critic
+    python reinforce.py --n-step 16                # A2C
+    python reinforce.py --evaluate runs/DIR --render
+
+Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C and A2C arXiv 1602.01783. The story ends
+at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+"""
+
+import ast
+import importlib
+import json
+import math
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from gymnasium import spaces
+from torch import nn
+from tqdm import tqdm
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
+
+    # algorithm
+    baseline: Literal["none", "value"] = "value"  # what is subtracted from returns; value: a critic
+    n_step: int | None = None  # A2C: steps between updates; None: whole episodes, REINFORCE
+    learning_rate: float = 1e-3  # Adam's learning rate
+    anneal_lr: bool = True  # lower the learning rate linearly to zero
+    num_envs: int = 16  # environments played side by side
+    gamma: float = 0.99  # discount
+    norm_adv: bool = True  # normalise advantages over each update's steps
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the critic's loss
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers of actor and critic
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    # run
+    env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
+    max_episode_steps: int | None = None  # truncate episodes after this many steps
+    max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
+    total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
+    seed: int = 1  # seed of everything that is drawn at random
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
+    eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
+    capture_video: bool = False  # film an episode at each evaluation
+    resume: str | None = None  # run folder to continue
+    evaluate: str | None = None  # run folder to evaluate, without training
+    model: str = "best"  # weights that --evaluate plays: best, last or a step
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
+    config: str | None = None  # config.json of another run to start from; flags win over it
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
+    progress: bool = True  # show the progress bar
+
+
+# ------------------------------------------------------------------------------------------ networks
+class Policy(nn.Module):
+    """An actor, which gives a distribution over actions, and a critic, the value of an observation.
+
+    Actions are Discrete; observations are vectors.
+    """
+
+    def __init__(self, observation_space, action_space, args, device="cpu"):
+        super().__init__()
+        self.args = args
+        self.device = device
+        self.observation_shape = observation_space.shape
+        self.action_space = action_space
+        inputs = spaces.flatdim(observation_space)
+        num_actions = int(action_space.n)
+        self.actor = mlp(inputs, args.hidden_sizes, num_actions, gain=0.01)  # nearly uniform at first
+        self.critic = mlp(inputs, args.hidden_sizes, 1, gain=1.0)
+        self.to(device)
+
+    def features(self, obs):
+        """Observations (B, …), an array or a tensor, as vectors (B, inputs)."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        return obs.reshape(len(obs), -1)
+
+    def distribution(self, obs):
+        """The policy pi(.|s), one of torch's distributions, for observations (B, …)."""
+        return torch.distributions.Categorical(logits=self.actor(self.features(obs)))
+
+    @torch.no_grad()
+    def sample(self, obs):
+        """Actions (B,) drawn from the policy, from 0 on."""
+        return self.distribution(obs).sample().cpu().numpy()
+
+    def value(self, obs):
+        """V(s), (B,), of observations (B, …)."""
+        return self.critic(self.features(obs)).squeeze(1)
+
+    @torch.no_grad()
+    def act(self, obs):
+        """The most likely actions (B,) for observations (B, …), as the environment numbers them."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
+        return self.to_env(self.distribution(obs).mode.cpu().numpy())
+
+    def to_env(self, actions):
+        """Actions as the environment numbers them, not always from 0 on."""
+        return actions + self.action_space.start
+
+
+# -------------------------------------------------------------------------------- returns and buffer
+def compute_returns(rewards, next_values, terminated, truncated, gamma):
+    """Discounted returns (T, N), also called rewards-to-go.
+
+        R_t = r_t + gamma R_{t+1}
+
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a
+    termination, 0 does.
+    """
+    next_values = next_values * ~terminated
+    ends = terminated | truncated
+    returns = torch.empty_like(rewards)
+    next_return = next_values[-1]
+    for t in reversed(range(len(rewards))):
+        next_return = torch.where(ends[t], next_values[t], next_return)
+        returns[t] = rewards[t] + gamma * next_return
+        next_return = returns[t]
+    return returns
+
+
+class Rollout:
+    """Steps of N environments, in the order in which they were played.
+
+    A skipped row is not learnt from: it only resets its environment, or its episode was over before.
+    """
+
+    def __init__(self):
+        self.obs = []
+        self.actions = []
+        self.rewards = []
+        self.terminated = []
+        self.truncated = []
+        self.skipped = []
+
+    def add(self, obs, actions, rewards, terminated, truncated, skipped):
+        """Add a step of all environments: arrays (N, …)."""
+        self.obs.append(obs.copy())  # the environment may write into it again
+        self.actions.append(actions)
+        self.rewards.append(rewards)
+        self.terminated.append(terminated)
+        self.truncated.append(truncated)
+        self.skipped.append(skipped)
+
+    def batch(self, agent, last_obs):
+        """(observations (B, …), actions (B, …), returns (B,)) of all rows that were not skipped, as tensors.
+
+        Where rewards are cut off, the critic's value stands for the rest. Without a critic, nothing does.
+        """
+        tensor = lambda rows: torch.as_tensor(np.array(rows), device=agent.device)
+        rewards = tensor(self.rewards).float()
+        next_values = torch.zeros_like(rewards)
+        if agent.args.baseline == "value":
+            next_obs = tensor([*self.obs[1:], last_obs])  # the last of an episode is in the row after it
+            with torch.no_grad():
+                next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
+        ends = tensor(self.terminated), tensor(self.truncated)
+        returns = compute_returns(rewards, next_values, *ends, agent.args.gamma)
+        counts = ~tensor(self.skipped)
+        return tensor(self.obs)[counts], tensor(self.actions)[counts], returns[counts]
+
+
+# -------------------------------------------------------------------------------------------- losses
+def policy_gradient_loss(log_probs, advantages):
+    """Its gradient is the policy gradient, negated; all are (B,).
+
+    L = -E[ log pi(a|s) A ],   A = R - b(s)   (Sutton & Barto, eq. 13.11)
+    """
+    return -(log_probs * advantages).mean()
+
+
+def normalize(advantages):
+    """Zero mean and unit (population) deviation over the batch (B,)."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+
+def actor_critic_loss(agent, obs, actions, returns, args):
+    """The loss of a batch, to be minimised, and a dict of metrics to log."""
+    distribution = agent.distribution(obs)
+    advantages = returns
+    v_loss = torch.zeros(())
+    if args.baseline == "value":
+        values = agent.value(obs)
+        advantages = returns - values.detach()  # the baseline is not to learn from the actor's loss
+        v_loss = 0.5 * ((values - returns) ** 2).mean()
+    if args.norm_adv:
+        advantages = normalize(advantages)
+    pg_loss = policy_gradient_loss(distribution.log_prob(actions), advantages)
+    entropy = distribution.entropy().mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    metrics = {
+        "loss": loss.detach(),
+        "policy_loss": pg_loss.detach(),
+        "value_loss": v_loss.detach(),
+        "entropy": entropy.detach(),
+    }
+    return loss, metrics
+
+
+# ------------------------------------------------------------------------------------------ training
+def train(args):
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
+    envs = make_envs(args, args.num_envs)
+    agent = make_agent(args, envs)
+    set_threads(image=False)
+    run = Run(args, envs)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
+
+    envs, obs, skipped, _ = run.new_envs()
+    while not run.is_finished():
+        rollout = Rollout()
+        is_over = False
+        if args.n_step is None:
+            obs, _ = envs.reset()
+            skipped = np.zeros(args.num_envs, bool)
+        while not is_over:
+            actions = agent.sample(obs)
+            next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+            dones = (terminated | truncated) & ~skipped
+            run.count(next_obs, rewards, dones, skipped)
+            rollout.add(obs, actions, rewards, terminated, truncated, skipped)
+            obs = next_obs
+            if args.n_step is None:  # REINFORCE: an episode in each environment
+                skipped = skipped | dones
+                is_over = skipped.all()
+            else:  # A2C: the step after an episode's end only resets its environment
+                skipped = dones
+                is_over = len(rollout.obs) == args.n_step
+
+        obs_of_batch, actions, returns = rollout.batch(agent, obs)
+        agent.train()  # if you add dropout, it belongs to the loss alone
+        loss, metrics = actor_critic_loss(agent, obs_of_batch, actions, returns, args)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        optimizer.step()
+        agent.eval()
+        run.log(**metrics, learning_rate=scheduler.get_last_lr()[0])
+        scheduler.step()
+
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs, skipped, _ = run.new_envs()
+    return run.finish()
+
+
+# ===== helpers: settings, parts of the networks, environments =====================================
+
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "ppo.py", "NormalizeReward": "ppo.py"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
+write_state = torch.save
+read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
+
+# Tuned settings per environment; flags win over them.
+TUNED = {
+    # confirmed with several seeds: benchmarks/results/reinforce_scores.json
+    "CartPole-v1": {"learning_rate": 5e-3, "total_timesteps": 400_000},
+}
+tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
+
+
+def layer(module, gain=2**0.5):
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+def mlp(inputs, hidden_sizes, outputs, gain):
+    """Linear layers with tanh between them; `gain` is that of the last layer, which has no tanh."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
+        inputs = size
+    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
+
+
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
+        super().__init__(env)
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        """As the environment's, truncated at the limit."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
+
+
+def make_envs(args, num_envs, render=False, video=None):
+    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
+    package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    try:
+        pkgutil.resolve_name(package)  # imports it
+        kwargs = dict(**json.loads(args.env_kwargs))
+        defaults = ONE_HOT if package == "minigrid" else ()
+        wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        if render or video:
+            kwargs["render_mode"] = "rgb_array" if video else "human"
+        if video:
+            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        mode = None  # the environment's own vector version, if it has one
+        if wrappers or render:
+            mode = "sync"
+        if args.async_envs:
+            mode = "async"
+        if package == "ale_py":
+            wrappers = set_up_atari(kwargs, wrappers, mode)
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
+        given = shlex.join(["--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers])
+        raise UserError(f"cannot make {args.env_id} with {given}: {error}{help}") from error
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
+    return vectors_or_images(envs, args.env_id)
+
+
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
+
+
+def choose_device(args, image=False):
+    """The device that args.device means. UserError if there is no such device."""
+    automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
+    device = automatic if args.device == "auto" else args.device
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"no device {device}: {error}") from error
+    return device
+
+
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def make_policy(args, envs):
+    """An untrained Policy for these environments. UserError if it cannot handle a space."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    is_vector = isinstance(obs_space, spaces.Box) and not is_image(obs_space)
+    if not is_vector or not isinstance(action_space, spaces.Discrete):
+        kinds = f"observations {obs_space} and actions {action_space}"
+        raise UserError(f"{args.env_id}: no Policy for {kinds}; ppo.py takes more kinds")
+    if args.n_step and args.baseline == "none":
+        raise UserError("n_step needs baseline value: the critic stands for what follows after n steps")
+    torch.manual_seed(args.seed)
+    return Policy(obs_space, action_space, args, choose_device(args)).eval()
+
+
+make_agent = make_policy  # as the run section calls it
+
+
+# ===== run: the same in every script ==============================================================
+# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, SAFE_IDS, SUFFIX; tuned_settings,
+# make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
+UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not in config.json
+FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+
+
+def tuned(*flags, **given):
+    """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
+    flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
+    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
+    first = replace(first, **given)
+    first = replace(first, env_id=full_id(first.env_id))
+    run_dir = first.resume or first.evaluate
+    path = f"{run_dir}/config.json" if run_dir else first.config
+    defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
+    args = checked(replace(defaults, **given), flags)
+    args = replace(args, env_id=full_id(args.env_id))
+    fixed = [name for name in vars(args) if name not in ONLY_FLAGS + FREE]
+    if any(getattr(defaults, name) for name in SCHEDULED):
+        fixed.append("total_timesteps")
+    for name in fixed if args.resume else []:
+        if getattr(args, name) != getattr(defaults, name):
+            kept = getattr(defaults, name)
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
+    return args
+
+
+def full_id(env_id):
+    """CartPole-v1 for CartPole: the highest version, if none is given."""
+    ids = [known for known in gym.registry if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
+    return max(ids, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
+
+
+def checked(defaults, flags=()):
+    """Args from flags, else from `defaults`, whose values must be of the types that Args says."""
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):  # tyro warns of wrong types
+            return tyro.cli(Args, args=flags, default=defaults, description=__doc__)
+    except UserWarning as error:
+        raise UserError(str(error).split(" We'll try")[0]) from error
+
+
+def code_flags(args):
+    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
+    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
+    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+        return []
+    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. If it is a stranger's, its code must be `given` as well."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
+        if config["script"] != Path(__file__).stem:
+            raise ValueError
+        args = checked(Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS}))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
+    code = code_flags(args)
+    if code and code != code_flags(given):
+        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
+    return args
+
+
+def load(run_dir, model="best", *flags, **given):
+    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
+    return agent
+
+
+def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
+    if episodes < 1:
+        raise ValueError("an evaluation needs at least one episode")
+    envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
+    obs, _ = envs.reset(seed=seed)
+    if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+        agent.begin_episodes(episodes)
+    returns = np.zeros(episodes)
+    playing = np.ones(episodes, bool)
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends: half an hour of Atari
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
+        returns[playing] = true_returns(envs, args, returns + rewards)[playing]
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
+    envs.close()
+    return float(returns.mean()), float(returns.std())
+
+
+def true_returns(envs, args, returns):
+    """Returns (N,) of the episodes under way, before the user's wrappers changed their rewards."""
+    return np.array(envs.unwrapped.get_attr("true_return")) if args.wrappers else returns
+
+
+def write_file(path, write):
+    """Call write(file), then rename the file to `path`: no reader finds a half-written one."""
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
+        raise UserError(f"cannot write {path}: {error}") from error
+
+
+def write_csv(path, table):
+    """Write a table, a dict of columns."""
+    rows = np.transpose(list(table.values()))
+    head = ",".join(table)
+    write_file(path, lambda file: np.savetxt(file, rows, "%.10g", ",", header=head, comments=""))
+
+
+def read_parts(path, parts):
+    """Give each of `parts`, a dict of objects with load_state_dict, its state from a file."""
+    try:
+        state = read_state(path)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except Exception as error:  # there is no list of what a damaged or foreign file may raise
+        kind = type(error).__name__
+        raise UserError(f"{path} is missing, damaged or of another network: {kind}") from error
+
+
+class Run:
+    """All that a run keeps besides what it learns: folder, counts, evaluations, checkpoints, curve."""
+
+    def __init__(self, args, envs):
+        self.args = args
+        self.envs = envs
+        self.step = 0  # environment steps, without reset rows
+        self.seconds = 0.0
+        self.num_episodes = 0
+        self.recent = []  # returns of the last 100 training episodes
+        self.stride = 1  # the table has each stride-th episode, so that it never grows beyond 10,000
+        self.episodes = {"step": [], "return": [], "length": []}
+        self.metrics = {"step": []}  # other columns begin when they are first logged
+        self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
+        self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
+        self.logged = {}  # since the last row of metrics.csv
+        self.checkpoint_step = 0  # of the last checkpoint
+        self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+        tenth = min(args.total_timesteps // 10, 50_000)
+        self.checkpoint_every = args.checkpoint_every or max(tenth, 5_000 * envs.num_envs)
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{re.sub('[/:]', '-', name)}")
+        if (self.dir / "config.json").exists() and not args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if args.capture_video:  # what cannot be filmed is refused at once
+            make_envs(args, 1, video=self.dir / "videos").close()
+        for rest in self.dir.rglob("*.[0-9]*.tmp") if args.resume else ():  # of a killed process
+            rest.unlink()
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
+
+    def start(self, agent, **parts):
+        """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
+        self.agent = agent
+        self.parts = {"run": self, "agent": agent, **parts}
+        if (self.dir / f"checkpoint{SUFFIX}").exists():
+            read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        total = self.args.total_timesteps
+        known = tuned_settings(self.args)
+        given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
+        print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
+        if self.args.resume:
+            print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
+        self.begun = time.monotonic() - self.seconds
+        self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
+
+    def state_dict(self):
+        """What a checkpoint holds of the run itself."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state):
+        """Take over what state_dict returned. TypeError or ValueError where it is damaged."""
+        for name in self.saved:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(name)
+            if isinstance(state[name], dict):  # a table: numbers, in columns of equal length
+                np.array([state[name]["step"], *state[name].values()], float)
+        vars(self).update({name: state[name] for name in self.saved})
+        self.checkpoint_step = self.step
+
+    def remaining(self):
+        """The share of the steps that is left, from 1 down to 0."""
+        return max(0.0, 1 - self.step / self.args.total_timesteps)
+
+    def new_envs(self):
+        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
+        self.envs = make_envs(self.args, self.envs.num_envs)
+        rng = np.random.default_rng([self.args.seed, self.step])
+        obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
+        manual_seed(int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
+        self.lengths = np.zeros(self.envs.num_envs, int)
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
+
+    def count(self, obs, rewards, dones, reset_rows):
+        """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
+        self.check_finite(observation=obs, reward=rewards)
+        self.step += int((~reset_rows).sum())
+        self.returns += rewards
+        self.lengths += ~reset_rows
+        if dones.any():
+            returns = true_returns(self.envs, self.args, self.returns)
+            for n in np.flatnonzero(dones):
+                self.add_episode(n, float(returns[n]), int(self.lengths[n]))
+            self.returns[dones] = 0
+            self.lengths[dones] = 0
+
+    def add_episode(self, n, total, length):
+        """Count an episode that has ended in environment n."""
+        self.has_ended[n] = True
+        self.num_episodes += 1
+        self.recent = [*self.recent[-99:], total]
+        if self.num_episodes % self.stride == 0:
+            for column, value in zip(self.episodes.values(), (self.step, total, length)):
+                column.append(value)
+        if len(self.episodes["step"]) == 10_000:
+            self.stride *= 2
+            self.episodes = {name: column[1::2] for name, column in self.episodes.items()}
+
+    def check_finite(self, **values):
+        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
+        for name, value in values.items():
+            if not np.all(np.abs(value) < 3.4e38):
+                where = f"{self.args.env_id}, after step {self.step}"
+                raise UserError(f"{where}: {name} is NaN or infinite")
+
+    def log(self, **metrics):
+        """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
+        for name, value in metrics.items():
+            if getattr(value, "shape", ()) not in ((), (1,)):
+                raise ValueError(f"the metric {name} is not one number: {value}")
+            self.logged.setdefault(name, []).append(value)
+
+    def is_finished(self):
+        """Whether all steps are taken, or --stop-at-return is reached."""
+        goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+            return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
+        return len(self.recent) == 100 and np.mean(self.recent) >= goal
+
+    def write_what_is_due(self):
+        """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
+
+        True if a checkpoint was written: then training begins anew from it, as a resumed run does.
+        """
+        losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
+        self.check_finite(**losses)
+        self.bar.update(self.step - self.bar.n)
+        is_due = lambda every, last: self.is_finished() or self.step // every > last // every
+        evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
+        saves = is_due(self.checkpoint_every, self.checkpoint_step)
+        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            mean = float(np.mean(self.recent or math.nan))
+            means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
+            self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
+            self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
+            self.logged = {}
+        if evaluates:
+            self.write_evaluation()
+        if saves or self.is_finished():  # an evaluation may have finished it
+            self.write_checkpoint()
+        if saves and not self.is_finished():  # else finish draws it
+            self.draw_curve()
+        if evaluates and self.args.capture_video:
+            folder = self.dir / f"videos/{self.step}"
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=folder)
+        return saves
+
+    def write_evaluation(self):
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
+        seed = self.args.seed + 10_000  # not training's
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        is_best = mean >= max(self.evaluations["return_mean"], default=-math.inf)
+        weights = {"agent": self.agent.state_dict()}
+        for name in [self.step, "best"] if is_best else [self.step]:
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, weights))
+        self.add_row("evaluations", dict(return_mean=mean, return_std=std))
+
+    def add_row(self, name, row):
+        """Add a row, a dict of numbers, to a table and write it as CSV. What is missing is NaN."""
+        table = getattr(self, name)
+        row = dict(step=self.step, seconds=time.monotonic() - self.begun, **row)
+        for column in row:
+            table.setdefault(column, [math.nan] * len(table["step"]))
+        for column in table:
+            table[column].append(row.get(column, math.nan))
+        write_csv(self.dir / f"{name}.csv", table)
+
+    def write_checkpoint(self):
+        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        self.seconds = time.monotonic() - self.begun
+        write_csv(self.dir / "episodes.csv", self.episodes)
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
+        self.checkpoint_step = self.step
+
+    def draw_curve(self):
+        """Write learning_curve.png: returns, their running mean, evaluations; below, CURVE's metrics."""
+        from matplotlib.figure import Figure  # slow to import
+
+        figure = Figure(figsize=(9, 7), layout="constrained")
+        axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
+        top, steps = axes["returns"], self.metrics["step"]
+        at, returns, _ = self.episodes.values()
+        top.plot(at, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        count = min(100, self.num_episodes)
+        top.plot(steps, self.metrics.get("return_mean", []), label=f"mean of the last {count} episodes")
+        at, _, means, stds = self.evaluations.values()
+        top.errorbar(at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+            top.set_yscale("symlog", linthresh=10)
+        title = f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}"
+        top.set(title=title, ylabel="return")
+        top.legend()
+        for name, title in CURVE.items():
+            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            axes[name].set(title=title, xlabel="environment steps")
+            axes[name].locator_params(axis="x", nbins=4)
+        write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
+
+    def finish(self):
+        """Draw the curve, write summary.json, return the summary."""
+        if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
+            self.write_evaluation()
+        self.draw_curve()
+        self.bar.close()
+        self.envs.close()
+        last = {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std")}
+        seconds = time.monotonic() - self.begun
+        summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
+        curve = f"{self.dir.as_posix()}/learning_curve.png"
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
+        return summary
+
+
+def main():
+    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr and exit code 2."""
+    try:
+        args = tuned(*sys.argv[1:])
+        if not args.evaluate:
+            run_dir = train(args)["run_dir"]
+            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(watch)}")
+            return
+        agent = load(args.evaluate, args.model, *sys.argv[1:])
+        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        mean, std = evaluate(agent, args, args.eval_episodes, seed)
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if film or args.render:
+            evaluate(agent, args, 1, seed, args.render, film)
+            print(f"film: {film or 'none, --capture-video makes one'}")
+    except UserError as error:
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
+        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+    except BrokenPipeError:  # as in: python ppo.py | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+if __name__ == "__main__":
+    main()
