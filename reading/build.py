@@ -77,7 +77,7 @@ class Script:
         self.lines, tree = self.text.split("\n"), ast.parse(self.text)
         self.story = next(i for i, line in enumerate(self.lines) if line.startswith("# ====="))  # its last line
         self.title, _, doc = ast.get_docstring(tree).partition("\n\n")
-        self.doc = re.sub(r"\s*The story ends at.*", "", doc, flags=re.S)
+        self.doc = re.sub(r"\s*The\s+story\s+ends\s+at.*", "", doc, flags=re.S)
         self.units = list(self.cut(tree.body[1:]))
         self.rest = Unit("helpers", self.story + 1, len(self.lines) - 1)
         self.find = {unit.name: unit for unit in [self.rest, *self.units]}

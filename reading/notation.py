@@ -109,7 +109,7 @@ INLINE = re.compile(
     r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|(?:\b\w+|(?<=\w))['’]s\b|(?<=\d )M\b|\b[A-Za-z]\.[A-Za-z]\b)"
     r"|(?P<sign><-|->|<=|>=|\|\||(?<=[\d)] )x(?= [\w(-])|(?:^|(?<=[\s([]))-(?=[\s\w(])|(?<= )\*(?= )|\bsqrt\b)"
     r"|(?P<power>(?<=[)\]])\^[\w*]+)"
-    rf"|(?P<math>(?<![\w^])(?<!\w-)(?:{LETTER})(?:{INDEX})*)"
+    rf"|(?P<math>(?<![\w^])(?<!\w-)(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*)"
 )
 VARIABLE = r"[,.;:)\]|=(*/]| ([-+=*/<>|]|(of|in|is|are|to|and|or|for|from|by|that|with|as|over|has|at)\b)"
 
@@ -208,7 +208,7 @@ def docstring(text, is_lesson=False):
     out = ""
     for block in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
         lines = block.split("\n")
-        aligned = [bool(re.search(r"\S\s{3,}\S", line)) for line in lines]
+        aligned = [bool(re.search(r"\S\s{2,}\S", line)) for line in lines]
         inside = [line.startswith("    ") for line in lines]
         if sum(aligned) > 1 and not all(inside) and all(map(max, aligned, inside)):
             out += table(lines)
