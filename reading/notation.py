@@ -69,6 +69,8 @@ class Formula:
         else:
             kind = "word" if name.isalpha() and len(name) > 1 else "operand"
             base = tag("mtext" if kind == "word" else "mi" if name.isalpha() else "mn", name)
+        if kind == "operand" and token.isalpha() and self.joined("0123456789"):
+            below = self.item("", True)[1]  # s0
         while self.joined("'" if is_index else "'_^*"):
             sign = self.tokens.pop()[1]
             if sign == "'":
@@ -204,20 +206,21 @@ def indented(lines):
 
 
 def docstring(text, is_lesson=False):
-    """A docstring as HTML. A paragraph of aligned lines is a table, one of equations is set as such, but in lessons."""
+    """A docstring as HTML. Aligned lines are a table; a paragraph of equations is set as such, but in lessons."""
     out = ""
     for block in filter(None, re.split(r"\n\s*\n", text.strip("\n"))):
         lines = block.split("\n")
-        aligned = [bool(re.search(r"\S\s{2,}\S", line)) for line in lines]
+        aligned = [bool(re.search(r"\S {2,}\S", line)) for line in lines]
         inside = [line.startswith("    ") for line in lines]
-        if sum(aligned) > 1 and not all(inside) and all(map(max, aligned, inside)):
-            out += table(lines)
-        elif not is_lesson and all(is_equation(re.split(r"\s{3,}", line.strip())[0]) for line in lines):
+        if all(inside) or not is_lesson and all(is_equation(re.split(r"\s{3,}", line.strip())[0]) for line in lines):
             out += indented(lines)
-        else:
-            for is_inside, part in groupby(lines, lambda line: line.startswith("    ")):
-                part = list(part)
-                out += indented(part) if is_inside else tag("p", inline(" ".join(part)))
+            continue
+        for is_apart, part in groupby(zip(map(max, aligned, inside), lines), lambda row: row[0]):
+            rows = [line for _, line in part]
+            if is_apart and all(row.startswith("    ") for row in rows):
+                out += indented(rows)
+            else:
+                out += table(rows) if is_apart and len(rows) > 1 else tag("p", inline(" ".join(rows)))
     return out
 
 
