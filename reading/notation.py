@@ -1,6 +1,8 @@
 """Docstrings as HTML: what is plain text in the scripts, A_t = delta_t + gamma lambda A_{t+1}, looks as in a book.
 
-Equations on indented lines and variables in sentences become MathML, aligned lines become tables.
+Variables in sentences become MathML, and so do equations that stand on lines of their own, with their source in brackets
+after three spaces. Lines whose columns are parted by two spaces or more become tables. A slash is a fraction between
+two single operands: a / (b c). Names of Python stand in backticks.
 """
 
 import re
@@ -111,7 +113,7 @@ INLINE = re.compile(
     r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|(?:\b\w+|(?<=\w))['’]s\b|(?<=\d )M\b|\b[A-Za-z]\.[A-Za-z]\b)"
     r"|(?P<sign><-|->|<=|>=|\|\||(?<=[\d)] )x(?= [\w(-])|(?:^|(?<=[\s([]))-(?=[\s\w(])|(?<= )\*(?= )|\bsqrt\b)"
     r"|(?P<power>(?<=[)\]])\^[\w*]+)"
-    rf"|(?P<math>(?<![\w^])(?<!\w-)(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*)"
+    rf"|(?P<math>(?<![\w^])(?<!\w[-+])(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*)"
 )
 VARIABLE = r"[,.;:)\]|=(*/]| ([-+=*/<>|]|(of|in|is|are|to|and|or|for|from|by|that|with|as|over|has|at)\b)"
 

@@ -57,8 +57,10 @@ def record(test, script, names, calls):
             inside.pop()[2] = plain(result)
 
     sys.setprofile(hook)
-    test(script)
-    sys.setprofile(None)
+    try:
+        test(script)
+    finally:
+        sys.setprofile(None)
 
 
 def run_lessons(name, mistakes=True):
