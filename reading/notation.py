@@ -1,6 +1,6 @@
 """Docstrings as HTML: what is plain text in the scripts, A_t = delta_t + gamma lambda A_{t+1}, looks as in a book.
 
-Variables in sentences become MathML, and so do equations that stand on lines of their own, with their source in brackets
+Variables in sentences become MathML, and so do equations that stand on lines of their own, their source in brackets
 after three spaces. Lines whose columns are parted by two spaces or more become tables. A slash is a fraction between
 two single operands: a / (b c). Names of Python stand in backticks.
 """
