@@ -114,6 +114,28 @@ def loaded_again(m):
     return mean_return(m, run), m.evaluate(other, run.args, 20, 1)[0]
 
 
+def bootstrapped_values(m):
+    """The critic's values of the two steps of Later, learnt one step at a time, and the mean return."""
+    settings = {"env_id": "Classroom/Later-v0", "gamma": 0.5, "n_step": 1, "num_envs": 16, "hidden_sizes": (16,)}
+    run = trained(m, **settings, learning_rate=0.01, total_timesteps=12_000, seed=1)
+    return run.agent.value(tensor([[0.0], [1.0]])), mean_return(m, run)
+
+
+hunt(
+    "hunt-reinforce",
+    "reinforce.py",
+    "week 6, 30 minutes",
+    cases={
+        "two steps, of which the second pays 1 for action 1, gamma 0.5, --n-step 1: (the critic's values, the mean "
+        "return)": (bootstrapped_values, 0.15),
+    },
+    bugs={
+        "Rollout.batch: [*self.obs[1:], last_obs] -> self.obs": "Without --n-step, and where no episode is cut off by "
+        "a time limit, nothing is wrong. With --n-step 1 the critic's values are far too small.",
+    },
+)
+
+
 BONUS_RUN = {"env_id": "Classroom/Cue-v0", "total_timesteps": 4000} | TINY | {"ent_coef": 10.0}
 hunt(
     "hunt-ppo",

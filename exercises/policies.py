@@ -33,6 +33,35 @@ def returns_of(*ends):
 
 
 exercise(
+    "policy-gradient",
+    course="week 6, 20 minutes: the policy gradient as a loss",
+    cut="reinforce.py: policy_gradient_loss",
+    task="write the loss whose gradient, negated, is the policy gradient: torch differentiates the log-probabilities. "
+    "log_probs and advantages are (B,); the advantages are numbers, nothing flows back through them. Return a mean.",
+    cases={
+        "one row with A = 2, then with A = -2. (loss, its slope by log pi) of each | S&B, eq. 13.11, and its sign": (
+            together(
+                tensors("policy_gradient_loss", by=["log_probs"], log_probs=[-0.5], advantages=[2.0]),
+                tensors("policy_gradient_loss", by=["log_probs"], log_probs=[-0.5], advantages=[-2.0]),
+            )
+        ),
+        "two rows | what happens last: the mean over the batch": tensors(
+            "policy_gradient_loss", by=["log_probs"], log_probs=[-0.5, -1.0], advantages=[2.0, 4.0]
+        ),
+    },
+    random=tensors("policy_gradient_loss", by=["log_probs"], log_probs=normal("B"), advantages=normal("B")),
+    mistakes={
+        "not negating it: this climbs down the hill": "return -(log -> return (log",
+        "adding the rows up: the loss is their mean": ").mean() -> ).sum()",
+        "taking probabilities for their logarithms": "(log_probs * -> (log_probs.exp() *",
+        "leaving the advantages out": "log_probs * advantages -> log_probs",
+        "losing the gradient on the way: a detach, or a number where a tensor is needed": "(log_probs * -> "
+        "(log_probs.detach() *",
+    },
+    learn=({"env_id": "CartPole-v1", "learning_rate": 5e-3, "total_timesteps": 60_000, "seed": 1}, 100.0),
+)
+
+exercise(
     "returns",
     course="week 6, 30 minutes: discounted returns, backwards in time",
     cut="ppo.py: compute_returns",

@@ -24,6 +24,7 @@ FEW = "--total-timesteps 64 --eval-episodes 2 --no-progress "
 OFF_POLICY = FEW + "--num-envs 2 --learning-starts 8 --batch-size 4 --buffer-size 64"
 SHORT = {  # a run of each script that takes a second
     "ppo": SMALL,
+    "reinforce": FEW + "--num-envs 2 --max-episode-steps 8",
     "ppo_masked": SMALL,
     "ppo_rnd": SMALL,
     "ppod": SMALL + " --rho 0 --phi 0",
