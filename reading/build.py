@@ -174,6 +174,7 @@ class Site:
         for name, rule in rules.items():
             page.add_render_rule(name, lambda self, tokens, i, *_, rule=rule: rule(tokens[i]))
         out = re.sub(r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.target(m[2], base)}"', page.render(text))
+        out = re.sub(r"(<a [^>]*>(?:(?!</a>).)*?)<a [^>]*>(.*?)</a>", r"\1\2", out)  # an arXiv number in a link
         out = re.sub(r"<h([23])>(.*?)</h.>", lambda m: tag(f"h{m[1]}", m[2], id=slug(m[2])), out)
         return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)
 

@@ -38,6 +38,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
+        assert tag != "a" or "a" not in self.open, f"a link inside a link: {given}"
         self.ids.update([given["id"]] if "id" in given else [])
         self.links += [given["href"]] if tag == "a" else []
         self.loads += [given[x] for x in ("src", "srcset", "poster", "data") if x in given]
@@ -116,7 +117,8 @@ def test_nothing_is_lost(site, pages, name):
 def test_equations_and_mistakes_are_set(pages):
     """A sample of what a reader sees, without the markup."""
     text = lambda page: re.sub(r"\s+", " ", html.unescape(re.sub("<.*?>", "", pages[page].raw)))
-    assert "L(θ)=E[min(rA,clip(r,1−ε,1+ε)A)]" in text("ppo").replace(" ", "").replace("\u2009", "")
+    for equation in ("L(θ)=E[min(rA,clip(r,1−ε,1+ε)A)]", "At=δt+γλAt+1", "δt=rt+γV(st+1)−V(st)"):
+        assert equation in text("ppo").replace(" ", "")
     assert re.search(r"The example then gives [\d., −]+\. Right is [\d., −]+\.", text("qlearning"))
     for name in SCRIPTS:  # nothing is left of the plain notation
         prose = re.sub(r"<(pre|code|ins|del|script)\b.*?</\1>", "", pages[name].raw, flags=re.S)
