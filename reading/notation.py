@@ -20,6 +20,7 @@ SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "||": "∥", "-": "
 FUNCTIONS = {"log", "exp", "clip", "mean", "std", "tanh", "softmax", "sign", "Var", "KL", "Huber", "sqrt"}
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
 TOKEN = re.compile(r"(\s*)(<-|->|<=|>=|\|\||\d+(?:[.,]\d+)*|[^\W\d_]+|\S)")
+ARXIV = "https://arxiv.org/abs/"
 LINKS = {}  # {name of a function: address in the page}: code in a sentence that names it is a link
 
 
@@ -103,18 +104,19 @@ def formula(text, display="true"):
 
 # -------------------------------------------------------------------------------------------------------- in sentences
 LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)(?=_)"
-INDEX = (
-    r"['′](?!\w)|\d(?!\d)|\*(?![\w(]|[ ][\d(])"
-    r"|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
-)
-INLINE = re.compile(
-    r"`(?P<code>[^`]+)`|(?P<flag>(?<![\w-])--[a-z][\w-]*)|doi (?P<doi>10\.\S+\w)|(?<![\w.])(?P<arxiv>\d{4}\.\d{4,5})"
-    rf"|(?P<name>(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*|\b\w+\.(?:py|md|csv|json|pt)\b)"
-    r"|(?P<plain>[A-Za-z]+(?:-[A-Za-z]{2,})+|(?:\b\w+|(?<=\w))['’]s\b|(?<=\d )M\b|\b[A-Za-z]\.[A-Za-z]\b)"
-    r"|(?P<sign><-|->|<=|>=|\|\||(?<=[\d)] )x(?= [\w(-])|(?:^|(?<=[\s([]))-(?=[\s\w(])|(?<= )\*(?= )|\bsqrt\b)"
-    r"|(?P<power>(?<=[)\]])\^[\w*]+)"
-    rf"|(?P<math>(?<![\w^])(?<!\w[-+])(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*)"
-)
+INDEX = r"['′](?!\w)|\d(?!\d)|\*(?![\w(]| [\d(])|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
+KINDS = {
+    "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
+    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
+    "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
+    "doi": r"doi 10\.\S+\w",
+    "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # Q-learning, e.g, 1 M
+    "genitive": rf"(?:\b(?!(?:{LATIN})\b)\w+|(?<=\w))['’]s\b",
+    "sign": r"<-|->|<=|>=|\|\||(?<=[\d)] )x(?= [\w(-])|(?:^|(?<=[\s([]))-(?=[\s\w(])|(?<= )\*(?= )|\bsqrt\b",
+    "power": r"(?<=[)\]\w])\^[\w*]+",  # (r - 1)^2
+    "formula": rf"(?<![\w^])(?<!\w[-+])(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*",  # r, A_t, theta^-
+}
+INLINE = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in KINDS.items()))
 VARIABLE = r"[,.;:)\]|=(*/]| ([-+=*/<>|]|(of|in|is|are|to|and|or|for|from|by|that|with|as|over|has|at)\b)"
 
 
@@ -139,12 +141,12 @@ def prose(text):
 
 def marked(match):
     """The HTML of one match of INLINE."""
-    kind, word = match.lastgroup, match[match.lastgroup]
+    kind, word = match.lastgroup, match[0]
+    if kind in ("code", "name"):
+        return code_word(word.strip("`"))
     if kind in ("arxiv", "doi"):
-        return tag("a", match[0], href={"arxiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}[kind] + word)
-    if kind in ("code", "flag", "name"):
-        return code_word(word)
-    if kind == "plain" or is_article(match):
+        return tag("a", word, href=word.replace("doi ", "https://doi.org/") if kind == "doi" else ARXIV + word)
+    if kind in ("hyphen", "genitive") or is_article(match):
         return prose(word)
     if kind == "power":
         return tag("sup", inline(word[1:]))
