@@ -569,6 +569,7 @@ SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id 
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them.
@@ -745,7 +746,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:

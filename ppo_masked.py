@@ -7,23 +7,28 @@
 # ///
 """Proximal policy optimisation (PPO) that never takes an invalid action, all of it, in this one file.
 
-In many tasks most actions are invalid most of the time. The environment knows which, and gives the agent a mask
-m(s), true for each valid action. To learn this from penalties is slow, and hopeless where hundreds of actions are
-invalid. Instead, the logits l of invalid actions are set to minus infinity (in the paper: to -1e8) before the softmax,
+In many tasks most actions are invalid most of the time. The environment knows which, and gives the
+agent a mask m(s): 1 for each valid action, 0 for the others. To learn this from penalties is slow,
+and hopeless where hundreds of actions are invalid. Instead, the logits l of invalid actions are set
+to minus infinity (in the paper: to -1e8) before the softmax:
 
-    pi(a|s) = m_a exp(l_a) / sum_b m_b exp(l_b)     (after arXiv 2006.14171, section 3)
+    pi(a|s) = (m_a exp(l_a)) / (sum_b m_b exp(l_b))   (after arXiv 2006.14171, section 3)
 
-both when acting and when learning. This is a policy like any other: the policy gradient theorem holds for it. The
-logits of invalid actions get no gradient. All else is as in ppo.py with GAE; `diff ppo.py ppo_masked.py` compares them.
+both when acting and when learning. This is a policy like any other: the policy gradient theorem
+holds for it. The logits of invalid actions get no gradient. All else is as in ppo.py with GAE;
+`diff ppo.py ppo_masked.py` compares them.
 
     python ppo_masked.py                       # Taxi-v4, a minute or two
     python ppo_masked.py --no-mask             # the same without masks: far worse
     python ppo_masked.py --evaluate runs/DIR   # evaluate the trained agent
 
-Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The
+story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws
+the curve.
 """
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -33,8 +38,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -55,7 +61,7 @@ class Args:
 
     # algorithm
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
-    naive_mask: bool = False  # ablation: use the masks for acting (pi_old), but not for learning (pi)
+    naive_mask: bool = False  # ablation: masks for acting (pi_old), but not for learning (pi)
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 8  # environments played side by side
@@ -71,45 +77,48 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers
-    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actor's
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards; reported returns stay unclipped
+    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers
+    critic_hidden_sizes: tuple[int, ...] | None = None  # of the critic's; None: as the actor's
+    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ---------------------------------------------------------------------------------------------------------- masks
-# A mask is a row of booleans, True for every valid choice. Discrete: one for each action. MultiDiscrete: one for each
-# choice of each factor, the factors side by side. MultiBinary: two for each bit, "may be 0" and "may be 1".
+# --------------------------------------------------------------------------------------------- masks
+# A mask is a row of booleans, True for every valid choice. Discrete: one for each action.
+# MultiDiscrete: one for each choice of each factor, the factors side by side. MultiBinary: two for
+# each bit, "may be 0" and "may be 1".
 
 
 class MaskedCategorical:
     """Independent categorical factors, each a softmax over its valid choices only.
 
-    `logits` and `mask`, each (…, sum of `sizes`), hold the factors side by side. Without `sizes` there is one factor,
-    and actions are (…) instead of (…, factors). Without `mask` every choice is valid. ValueError if a mask holds a NaN,
-    or leaves a factor without a valid choice. The logits of invalid choices get a gradient of exactly zero.
+    `logits` and `mask`, each (…, sum of `sizes`), hold the factors side by side. Without `sizes`
+    there is one factor, and actions are (…) instead of (…, factors). Without `mask` every choice is
+    valid. ValueError if a mask holds a NaN, or leaves a factor without a valid choice. The logits of
+    invalid choices get a gradient of exactly zero.
     """
 
     def __init__(self, logits, mask=None, sizes=None):
@@ -126,7 +135,7 @@ class MaskedCategorical:
         self.masks = mask.split(sizes, -1)
 
     def sample(self, generator=None):
-        """Random actions, by default from torch's global generator. (`train` calls MaskedAgent.sample instead.)"""
+        """Random actions, for your own loops; by default from torch's global generator."""
         draws = []
         for log_probs in self.log_probs:
             probs = log_probs.exp()
@@ -135,11 +144,11 @@ class MaskedCategorical:
         return self.join(draws)
 
     def mode(self):
-        """The likeliest actions."""
+        """The most likely actions."""
         return self.join([log_probs.argmax(-1) for log_probs in self.log_probs])
 
     def join(self, choices):
-        """Actions (…, factors) from a list of each factor's choices (…); without `sizes`, actions (…)."""
+        """Actions (…, factors) from a list of each factor's choices (…); without `sizes`, (…)."""
         return choices[0] if self.single else torch.stack(choices, -1)
 
     def log_prob(self, actions):
@@ -154,12 +163,13 @@ class MaskedCategorical:
         """Entropies (…) in nats: sums over the factors, to which invalid choices add nothing."""
         entropy = 0
         for log_probs, mask in zip(self.log_probs, self.masks):
-            finite_log_probs = torch.where(mask, log_probs, 0.0)  # 0 * -inf would be NaN, here or in the gradient
+            # 0 * -inf would be NaN, here or in the gradient.
+            finite_log_probs = torch.where(mask, log_probs, 0.0)
             entropy = entropy - (log_probs.exp() * finite_log_probs).sum(-1)
         return entropy
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------ networks
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -179,73 +189,83 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 class MaskedAgent(nn.Module):
     """Actor and critic: two MLPs for vectors, discrete numbers, or Dicts with such entries.
 
-    A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of
-    two categories for each bit. Everywhere but in the environment, actions are (B, factors). Observations are
-    (B, features): all entries side by side, a discrete number as one feature.
+    A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has several,
+    MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are
+    (B, factors). Observations are (B, features): all entries side by side, a discrete number as one
+    feature.
     """
 
     def __init__(self, entries, action_space, args, device="cpu"):
         super().__init__()
+        self.args = args
         self.device = device
-        self.entries = entries  # {name: space} of a Dict observation; any other is one entry, called "observation"
+        self.entries = entries  # {name: space} of a Dict; any other observation is one entry
         self.action_space = action_space
-        self.sizes = output_sizes(action_space)  # choices of each factor; below, `choices` is their sum
-        inputs = sum(spaces.flatdim(space) for space in entries.values())  # discrete numbers as one-hot vectors
-        critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+        self.output_sizes = output_sizes(action_space)  # choices of each factor
+        self.choices = sum(self.output_sizes)
+        inputs = sum(spaces.flatdim(space) for space in entries.values())  # numbers as one-hot vectors
+        sizes = args.hidden_sizes
+        critic_sizes = sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
         # The actor's small gain makes the first policy nearly uniform.
-        self.actor = mlp(inputs, args.hidden_sizes, sum(self.sizes), gain=0.01)
+        self.actor = mlp(inputs, sizes, self.choices, gain=0.01)
         self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
         for network in (self.actor, self.critic):
             network[0] = LinearOnEntries(network[0], entries)  # takes discrete numbers themselves
-        self.feature_space = spaces.Box(-np.inf, np.inf, (sum(self.actor[0].features),))  # what `split` returns
+        features = sum(math.prod(space.shape) for space in entries.values())
+        self.feature_space = spaces.Box(-np.inf, np.inf, (features,))  # what `split` returns
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def forward(self, obs, actions, masks=None):
-        """(log-probs, entropies, values), each (B,), of tensors of observations (B, features) and actions (B, factors).
+        """(log-probs, entropies, values), each (B,), of obs (B, features), actions (B, factors).
 
-        The log-probs and entropies are those under `masks` (B, choices); without masks every action is valid.
+        The log-probs and entropies are those under `masks` (B, choices); without, all are valid.
         """
-        pi = MaskedCategorical(self.actor(obs), masks, self.sizes)
+        pi = MaskedCategorical(self.actor(obs), masks, self.output_sizes)
         return pi.log_prob(actions), pi.entropy(), self.critic(obs).squeeze(1)
 
     def draw_noise(self, rng, num_steps, num_envs):
-        """Noise (num_steps, num_envs, choices) by which `sample` draws from the policy; `rng` is a NumPy generator."""
-        noise = rng.gumbel(size=(num_steps, num_envs, sum(self.sizes)))
+        """Noise (num_steps, num_envs, choices) for `sample`, from the NumPy generator `rng`."""
+        noise = rng.gumbel(size=(num_steps, num_envs, self.choices))
         return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
 
-    @torch.no_grad()
+    @torch.inference_mode()  # as no_grad, but faster
     def sample(self, obs, masks, noise):
-        """Valid actions (B, factors) for NumPy arrays of observations and masks; `noise` (B, choices) from draw_noise.
+        """Valid actions (B, factors) for NumPy arrays of observations and masks; `noise` (B, choices).
 
-        The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick). With
-        noise 0 the actions are the likeliest.
+        The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick). With noise 0 the actions are the most likely.
         """
         noisy_logits = self.actor(obs) + noise
-        return MaskedCategorical(noisy_logits, masks, self.sizes).mode().cpu().numpy()
+        return MaskedCategorical(noisy_logits, masks, self.output_sizes).mode().cpu().numpy()
 
-    def split(self, obs_and_masks):
-        """Cut rows of MaskedEnvs, (B, features + choices), in two: (observations, masks as booleans)."""
-        choices = sum(self.sizes)
-        return obs_and_masks[:, :-choices], obs_and_masks[:, -choices:].astype(bool)
+    def split(self, rows):
+        """Cut rows of MaskedEnvs, (B, features + choices), in two: (observations, masks)."""
+        masks = rows[:, -self.choices :].astype(bool)
+        if self.args.no_mask:
+            masks[:] = True
+        return rows[:, : -self.choices], masks
 
-    def act(self, obs_and_masks):
-        """What the deterministic policy does, as the environment takes it: evaluations call this."""
-        obs, masks = self.split(obs_and_masks)
+    def act(self, rows):
+        """What the deterministic policy does for rows of MaskedEnvs, as the environment takes it."""
+        if rows.ndim != 2:
+            raise ValueError("act takes a batch of observations with masks; for one: act(row[None])[0]")
+        obs, masks = self.split(rows)
         return self.to_env(self.sample(obs, masks, noise=0))
 
     def to_env(self, actions):
         """Actions (B, factors) as the environment takes them: in the space's shape and type."""
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
 
 
-# --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
-# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
-# later episodes never count. If both flags are set, terminated wins.
+# -------------------------------------------------------------------------------- returns and buffer
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
+# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
+# rewards that were cut off. Rewards of later episodes never count. If both flags are set, terminated
+# wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -264,8 +284,8 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Flat tensors (B, …) of the same rows, named as in sb3-contrib; in the Dict version, observations are a dict.
-# old: of the agent that played the rollout, with which the loss compares the agent now.
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch; named as in sb3-contrib.
+# old: of the agent that has played the rollout. In the Dict version, observations are a dict.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
@@ -274,7 +294,8 @@ MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples"
 class MaskableRolloutBuffer:
     """One rollout, time-major (T, N, …), with the mask of every observation.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Its
+    action is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -282,24 +303,24 @@ class MaskableRolloutBuffer:
          2   s2, the final one    ignored  0       no          yes
          3   s0 of the next one   a0       r0      no          no
 
-    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between. Row 2 needs no mask: MaskedEnvs and `add` make everything valid there.
+    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the
+    observation in row t + 1, whether or not an episode ended in between. Row 2 needs no mask:
+    MaskedEnvs and `add` make everything valid there.
     """
-
-    samples = MaskableRolloutBufferSamples
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
         T, N = num_steps, num_envs
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
-        self.sizes = output_sizes(action_space)
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), np.float32)  # row T: what the last step led to
+        self.output_sizes = output_sizes(action_space)
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), np.float32)  # the last: after step T
         self.actions = np.zeros((T, N, D), np.int64)
-        self.action_masks = np.ones((T, N, sum(self.sizes)), bool)
+        self.action_masks = np.ones((T, N, sum(self.output_sizes)), bool)
         self.rewards = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
-        self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
+        self.rows = None  # samples of all rows, made by compute_advantages
         self.rng = np.random.default_rng(0)  # shuffles the rows for `get`
 
     def set_obs(self, t, obs):
@@ -307,11 +328,11 @@ class MaskableRolloutBuffer:
         self.obs[t] = obs
 
     def observations(self, obs):
-        """What the agent takes for stored observations (B, …), a tensor: here the same, in the Dict version a dict."""
+        """What the agent takes for stored observations (B, …); in the Dict version a dict."""
         return obs
 
     def add(self, t, obs, actions, rewards, terminated, truncated, reset_rows, action_masks=None):
-        """Set row t for all environments; all arguments but t are (N, …). Without masks every action is valid."""
+        """Set row t for all environments; each argument is (N, …). Without masks all is valid."""
         self.set_obs(t, obs)
         self.actions[t] = actions
         self.rewards[t] = rewards
@@ -320,91 +341,100 @@ class MaskableRolloutBuffer:
         self.reset_rows[t] = reset_rows
         masks = np.ones_like(self.action_masks[t]) if action_masks is None else np.array(action_masks)
         masks[self.reset_rows[t]] = True  # the actions there are ignored
-        check_masks(masks, self.sizes)
+        check_masks(masks, self.output_sizes)
         self.action_masks[t] = masks
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
+        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
 
-        G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
+            G_t = r_t + gamma G_{t-1}
+
+        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
         """
-        all_returns = np.zeros(self.rewards.shape)
-        for t in range(len(all_returns)):
-            self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
-            all_returns[t] = self.discounted_returns
-            self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
-        stats.update(all_returns[~self.reset_rows])
-        self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
+        G = np.zeros(self.rewards.shape)
+        for t in range(len(G)):
+            G[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
+        stats.update(G[~self.reset_rows])
+        self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
-        """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now."""
+        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, by the agent now.
+
+        In parts of about 2**22 logits: a row may have 50,000, of four bytes each.
+        """
         T, N, choices = self.action_masks.shape
-        rows = [torch.as_tensor(x, device=agent.device) for x in (self.obs[:-1], self.actions, self.action_masks)]
+        on_device = partial(torch.as_tensor, device=agent.device)
+        obs = on_device(self.obs[:-1]).flatten(0, 1)
+        actions = on_device(self.actions).flatten(0, 1)
+        masks = on_device(self.action_masks).flatten(0, 1)
+        size = 1 + 2**22 // choices  # rows of a part
         log_probs = []
         values = []
-        size = 1 + 2**22 // choices  # rows per forward pass: about 2**22 logits, since a row may have 50,000
-        for obs, actions, masks in zip(*[field.flatten(0, 1).split(size) for field in rows]):
-            log_prob, _, value = agent(self.observations(obs), actions, masks)
+        for first in range(0, T * N, size):
+            part = slice(first, first + size)
+            log_prob, _, value = agent(self.observations(obs[part]), actions[part], masks[part])
             log_probs.append(log_prob)
             values.append(value)
-        last_obs = self.observations(torch.as_tensor(self.obs[-1], device=agent.device))
+        last_obs = self.observations(on_device(self.obs[-1]))
         values.append(agent.critic(last_obs).squeeze(1))
         return torch.cat(log_probs).view(T, N), torch.cat(values).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, args):
-        """Set what else the samples hold, each (T, N), and `played`.
-
-        log_probs (T, N) and values (T + 1, N) are those of the agent that has just played.
-        """
-        self.played = torch.as_tensor(~self.reset_rows, device=values.device)
-        self.old_log_probs = log_probs
-        self.old_values = values[:-1]
-        rewards = torch.as_tensor(self.rewards, device=values.device)
-        terminated = torch.as_tensor(self.terminated, device=values.device)
-        truncated = torch.as_tensor(self.truncated, device=values.device)
-        steps = rewards, values[:-1], values[1:], terminated, truncated
-        self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+        """Set self.rows from log_probs (T, N) and values (T + 1, N) of the agent that has just played."""
+        on_device = partial(torch.as_tensor, device=values.device)
+        rewards = on_device(self.rewards)
+        ends = on_device(self.terminated), on_device(self.truncated)
+        old_values, next_values = values[:-1], values[1:]
+        decays = args.gamma, args.gae_lambda
+        advantages, returns = compute_gae(rewards, old_values, next_values, *ends, *decays)
+        self.rows = MaskableRolloutBufferSamples(
+            observations=on_device(self.obs[:-1]),
+            actions=on_device(self.actions),
+            old_values=old_values,
+            old_log_prob=log_probs,
+            advantages=advantages,
+            returns=returns,
+            action_masks=on_device(self.action_masks),
+        )
 
     def minibatches(self, num_minibatches, rng):
         """Yield samples that together hold every row but the reset rows once, in random order."""
         order = rng.permutation(np.flatnonzero(~self.reset_rows))
-        for rows in np.array_split(order, num_minibatches):
-            if len(rows) > 0:  # reset rows may have left fewer rows than minibatches
-                yield self.take(rows)
+        for chosen in np.array_split(order, num_minibatches):
+            yield self.take(chosen)
 
     def get(self, batch_size=None, rng=None):
-        """The same for loops of your own, as in sb3-contrib: `batch_size` rows at a time (None: all at once).
+        """The same for loops of your own, as in sb3-contrib: `batch_size` rows at a time; None: all.
 
-        The last samples may have fewer rows. `rng` is a NumPy generator; without one the buffer takes its own.
+        The last samples may have fewer rows. `rng` is a NumPy generator, by default the buffer's own.
         """
-        order = (rng or self.rng).permutation(np.flatnonzero(~self.reset_rows))
-        size = batch_size or max(1, len(order))
+        rng = self.rng if rng is None else rng
+        order = rng.permutation(np.flatnonzero(~self.reset_rows))
+        size = batch_size or len(order)
         for first in range(0, len(order), size):
             yield self.take(order[first : first + size])
 
-    def take(self, rows):
+    def take(self, chosen):
         """The samples of an array of row numbers; step t of environment n has the number t * N + n."""
-        steps, envs = np.divmod(rows, self.rewards.shape[1])
-        as_tensor = partial(torch.as_tensor, device=self.returns.device)
-        return self.samples(
-            observations=self.observations(as_tensor(self.obs[steps, envs])),
-            actions=as_tensor(self.actions[steps, envs]),
-            old_values=self.old_values[steps, envs],
-            old_log_prob=self.old_log_probs[steps, envs],
-            advantages=self.advantages[steps, envs],
-            returns=self.returns[steps, envs],
-            action_masks=as_tensor(self.action_masks[steps, envs]),
-        )
+        if self.rows is None:
+            raise ValueError("compute_advantages comes first: it makes the rows")
+        chosen = torch.as_tensor(chosen, device=self.rows.returns.device)
+        return MaskableRolloutBufferSamples(*[field.flatten(0, 1)[chosen] for field in self.rows])
 
     def explained_variance(self):
-        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
-        returns = self.returns[self.played]
-        errors = returns - self.old_values[self.played]
+        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+
+        EV = 1 - Var(R - V) / Var(R)
+        """
+        played = torch.as_tensor(~self.reset_rows, device=self.rows.returns.device)
+        returns = self.rows.returns[played]
+        errors = returns - self.rows.old_values[played]
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-# --------------------------------------------------------------------------------------------------------- losses
+# -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
 
@@ -441,8 +471,8 @@ def approximate_kl(log_ratios):
 
 
 def masked_ppo_loss(agent, batch, args):
-    """The loss of a batch of samples, to be minimised, and a dict of figures to log."""
-    # The same masks as for acting: pi/pi_old is 1 at first. With --naive-mask it is lower, and approx_kl is too low.
+    """The loss of a batch of samples, to be minimised, and a dict of metrics to log."""
+    # The same masks as for acting: pi/pi_old is 1 at first. With --naive-mask it is lower.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob
@@ -452,82 +482,89 @@ def masked_ppo_loss(agent, batch, args):
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    log_ratios = log_ratios.detach()
-    figures = {
+    metrics = {
         "loss": loss.detach(),
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
         "entropy": entropy.detach(),
-        "approx_kl": approximate_kl(log_ratios),
+        "approx_kl": approximate_kl(log_ratios.detach()),
         "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
-    return loss, figures
+    return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
+    set_threads(image=False)
+    run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
     print(f"action masks come from {envs.source}")
-    run = Run(args, agent, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
 
+    spaces_of_env = agent.feature_space, agent.action_space
+    envs, obs_and_masks, dones, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
+    buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, obs_and_masks, rng = run.new_envs()  # a row for each environment: its observation, then its mask
-            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
-            buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
-
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             obs, masks = agent.split(obs_and_masks)
             actions = agent.sample(obs, masks, noise[t])
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-            buffer.add(t, obs, actions, rewards, terminated, truncated, ended, masks)
-            ended = terminated | truncated
+            run.count(obs_and_masks, rewards, terminated | truncated, reset_rows=dones)
+            buffer.add(t, obs, actions, rewards, terminated, truncated, dones, masks)
+            dones = terminated | truncated  # whose next step only resets
         last_obs, _ = agent.split(obs_and_masks)
         buffer.set_obs(args.num_steps, last_obs)
-        ends = buffer.terminated | buffer.truncated
-        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step, notes the true returns
         if args.clip_reward:
-            buffer.rewards = np.sign(buffer.rewards)
+            buffer.rewards[:] = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
         log_probs, values = buffer.log_probs_and_values(agent)  # of the agent that has just played
         buffer.compute_advantages(log_probs, values, args)
-        run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
+        run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
 
         for _ in range(args.update_epochs):
+            agent.train()  # if you add dropout, it belongs to the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
-                loss, figures = masked_ppo_loss(agent, batch, args)
+                loss, metrics = masked_ppo_loss(agent, batch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                run.log(**figures)
-            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
+                run.log(**metrics)
+            agent.eval()
+            if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
                 break
+        scheduler.step()
 
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs_and_masks, dones, rng = run.new_envs()
+            buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, environments =========================================================
+# ===== helpers: settings, parts of the networks, environments =====================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_minibatches update_epochs hidden_sizes".split()
-RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
-RANGES |= {"num_steps": (2, 1e15), "gamma": (0, 1), "gae_lambda": (0, 1)}
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
-CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+PLUGINS = {}  # what make_envs imports by the names of ids: nothing; write module:Id
+ONE_HOT = ()  # wrappers for MiniGrid, whose environments have no masks
+set_up_atari = None  # nor have Atari's
+WITHOUT_MEMORY = "gymnasium.wrappers.RescaleObservation"
+REFUSED_WRAPPERS = {"NormalizeObservation": WITHOUT_MEMORY, "NormalizeReward": "--normalize-reward"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them. docs/ppo_masked.md says how they were confirmed.
 TUNED = {
@@ -568,40 +605,37 @@ class RunningMeanStd(nn.Module):
         return ((x - mean) / std).clamp(-10, 10)
 
 
-def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
-    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
-
-
 class LinearOnEntries(nn.Module):
-    """A linear layer on all entries of an observation, side by side. Discrete numbers count as one-hot vectors.
+    """A linear layer on all entries of an observation, side by side; numbers as one-hot vectors.
 
-    A matrix times a one-hot vector is one column of the matrix. This column is looked up: fast, even for 500 states.
+    A matrix times a one-hot vector is one column of the matrix. This column is looked up, which is
+    fast even for 500 states.
     """
 
     def __init__(self, linear, entries):
         super().__init__()
         self.linear = linear
         self.entries = entries
-        self.features = [math.prod(space.shape) for space in entries.values()]  # a discrete number is one feature
-        self.columns = [spaces.flatdim(space) for space in entries.values()]  # columns of the matrix for each entry
+        self.features = [math.prod(space.shape) for space in entries.values()]  # a number is one
+        self.columns = [spaces.flatdim(space) for space in entries.values()]  # of the matrix
         if all(isinstance(space, spaces.Discrete | spaces.MultiDiscrete) for space in entries.values()):
-            linear.bias.requires_grad_(False)  # stays 0: else learning in one state would change all others
+            # Stays 0: else learning in one state would change all others.
+            linear.bias.requires_grad_(False)
 
     def forward(self, obs):
         """(B, outputs) of an array or a tensor (B, features), or of a dict of the entries (B, …)."""
         output = self.linear.bias
         parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
         parts = [torch.as_tensor(part, device=output.device).reshape(len(part), -1) for part in parts]
-        parts = torch.cat(parts, dim=1).split(self.features, dim=1)
+        features = torch.cat(parts, dim=1).split(self.features, dim=1)
         weights = self.linear.weight.split(self.columns, dim=1)
-        for space, part, weight in zip(self.entries.values(), parts, weights):
+        for space, x, weight in zip(self.entries.values(), features, weights):
             if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
                 first_columns = np.cumsum([0, *output_sizes(space)[:-1]]) - np.ravel(space.start)
-                columns = part.long() + torch.as_tensor(first_columns, device=part.device)
+                columns = x.long() + torch.as_tensor(first_columns, device=x.device)
                 output = output + nn.functional.embedding(columns, weight.T).sum(1)
             else:
-                output = output + part.float() @ weight.T
+                output = output + x.float() @ weight.T
         return output
 
 
@@ -614,23 +648,10 @@ def output_sizes(space):
     return [int(spaces.flatdim(space))]
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
-
-    def __init__(self, env, limit):
-        super().__init__(env)
-        self.limit = limit
-
-    def step(self, action):
-        """As the environment's, truncated at the limit."""
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
-
-
 def check_masks(masks, sizes):
-    """ValueError if a row of masks, a NumPy array (B, sum of sizes), holds a NaN or leaves a factor no valid choice.
+    """ValueError if a row of masks holds a NaN or leaves a factor no valid choice; it names the row.
 
-    It names the first such row. `sizes` are the numbers of choices of the factors.
+    `masks` is a NumPy array (B, sum of sizes), `sizes` are the numbers of choices of the factors.
     """
     has_nan = np.isnan(masks).any(axis=1)
     if has_nan.any():  # as a boolean, a NaN would be True: valid
@@ -642,12 +663,10 @@ def check_masks(masks, sizes):
 
 
 class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
-    """A MaskableRolloutBuffer for your own loops with Dict observations: takes dicts of arrays, gives dicts of tensors.
+    """For your own loops with Dict observations: takes dicts of arrays, gives dicts of tensors.
 
     Inside, the entries stand side by side, as in `train`.
     """
-
-    samples = MaskableDictRolloutBufferSamples
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
         self.shapes = {name: space.shape for name, space in observation_space.items()}
@@ -667,24 +686,31 @@ class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
             entries[name] = columns.reshape(-1, *self.shapes[name])
         return entries
 
+    def take(self, chosen):
+        """The samples of an array of row numbers."""
+        samples = super().take(chosen)._asdict()
+        samples["observations"] = self.observations(samples["observations"])
+        return MaskableDictRolloutBufferSamples(**samples)
+
 
 class MaskedEnvs(gym.vector.VectorWrapper):
-    """A vector environment whose observations (N, features + choices) hold the features first, then the action mask.
+    """A vector environment that returns rows (N, features + choices): an observation, then its mask.
 
-    Both are in one array of float32, since Run and `evaluate`, the same in every script, know nothing of masks. Only
-    MaskedAgent.split cuts them apart. `entries` is {name: space} of the features. `source` says where masks come from.
+    Both are in one array, since Run and `evaluate`, the same in every script, know nothing of masks.
+    Only MaskedAgent.split cuts them apart. `entries` is {name: space} of the features; `source` says
+    where masks come from.
     """
 
     ENTRY = 'the entry "action_mask" of a Dict observation'
     METHOD = "a method action_masks()"
     INFO = 'info["action_mask"]'
-    NOWHERE = "nowhere: every action counts as valid"
 
-    def __init__(self, envs, args):
+    def __init__(self, envs, env_id):
         super().__init__(envs)
-        self.args = args
+        self.env_id = env_id
         self.steps = 0  # since the environments were made
-        self.choices = sum(output_sizes(envs.single_action_space))
+        self.output_sizes = output_sizes(envs.single_action_space)
+        self.choices = sum(self.output_sizes)
         space = envs.single_observation_space
         self.entries = dict(space) if isinstance(space, spaces.Dict) else {"observation": space}
         self.source = self.INFO
@@ -692,15 +718,14 @@ class MaskedEnvs(gym.vector.VectorWrapper):
             self.source = self.METHOD
         if self.entries.pop("action_mask", None) is not None:
             self.source = self.ENTRY
-        if args.no_mask:
-            self.source = self.NOWHERE
 
     def reset(self, **kwargs):
         """As the environment's, with masks. UserError if the environment has none."""
         obs, infos = self.env.reset(**kwargs)
         if self.source == self.INFO and "action_mask" not in infos:
-            places = f"neither {self.ENTRY}, nor {self.METHOD}, nor {self.INFO} is there"
-            raise UserError(f"{self.args.env_id} has no action masks: {places}")
+            method = f"{self.METHOD} (without --async-envs)"
+            places = f"neither {self.ENTRY}, nor {method}, nor {self.INFO} is there"
+            raise UserError(f"{self.env_id} has no action masks: {places}")
         return self.rows(obs, infos, np.zeros(self.num_envs, bool)), infos
 
     def step(self, actions):
@@ -709,22 +734,23 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         self.steps += 1
         return self.rows(obs, infos, terminated | truncated), rewards, terminated, truncated, infos
 
-    def rows(self, obs, infos, ended):
-        """Features and masks side by side. UserError if a mask has the wrong width, holds a NaN or leaves no choice.
+    def rows(self, obs, infos, dones):
+        """Observations and masks side by side. UserError if a mask is of wrong width or value.
 
-        Every action counts as valid where the episode has `ended` (N,), because the next action is ignored there.
+        Every action counts as valid where the episode is done: the next action is ignored there.
         """
+        given = {n: self.mask(n, obs, infos) for n in np.flatnonzero(~dones)}
         masks = np.ones((self.num_envs, self.choices))
         try:
-            for n in np.flatnonzero(~ended):
-                masks[n] = np.reshape(self.mask(n, obs, infos), self.choices)
-            check_masks(masks, output_sizes(self.single_action_space))
+            for n, mask in given.items():
+                masks[n] = np.reshape(mask, self.choices)
+            check_masks(masks, self.output_sizes)
         except ValueError as error:
-            where = f"{self.args.env_id}, after {self.steps} steps, masks {self.choices} wide from {self.source}"
+            where = f"{self.env_id}, after {self.steps} steps, masks {self.choices} wide from {self.source}"
             raise UserError(f"{where}: {error}") from error
         parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
         parts.append(masks != 0)
-        return np.concatenate([part.reshape(self.num_envs, -1) for part in parts], axis=1, dtype=np.float32)
+        return np.concatenate([part.reshape(self.num_envs, -1) for part in parts], axis=1)
 
     def mask(self, n, obs, infos):
         """The mask of environment n; all ones if it gives none."""
@@ -737,29 +763,87 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         return np.ones(self.choices)
 
 
-def make_masked_envs(args, num_envs, render=False, video=None):
-    """MaskedEnvs with next-step autoreset, if asked in a window or filmed. UserError if it fails."""
+vectors_or_images = MaskedEnvs  # make_envs ends with it
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
+        super().__init__(env)
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        """As the environment's, truncated at the limit."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
+
+
+def make_envs(args, num_envs, render=False, video=None):
+    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
+    package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
     try:
+        pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
-        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in args.wrappers]
+        defaults = ONE_HOT if package == "minigrid" else ()
+        wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
         if args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
+        mode = None  # the environment's own vector version, if it has one
+        if wrappers or render:
+            mode = "sync"
+        if args.async_envs:
+            mode = "async"
+        if package == "ale_py":
+            wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
-    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
-    return MaskedEnvs(envs, args)
-
-
-make_envs = make_masked_envs  # as the run section calls it
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
+        given = shlex.join(["--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers])
+        raise UserError(f"cannot make {args.env_id} with {given}: {error}{help}") from error
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
+    return vectors_or_images(envs, args.env_id)
 
 
 def choose_device(args, image=False):
@@ -773,25 +857,31 @@ def choose_device(args, image=False):
     return device
 
 
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def make_masked_agent(args, envs):
-    """An untrained MaskedAgent for these environments. UserError if it cannot handle a space or finds no masks."""
+    """An untrained MaskedAgent for these environments. UserError if it cannot handle a space."""
     action_space = envs.single_action_space
     discrete = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     if not isinstance(action_space, discrete):
         raise UserError(f"{args.env_id}: no masks for actions {action_space}; ppo.py takes Box actions")
     for name, space in envs.entries.items():
-        if not isinstance(space, discrete | spaces.Box) or is_image(space):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if not isinstance(space, discrete | spaces.Box) or is_picture:
             raise UserError(f"{args.env_id}: no MaskedAgent for {name}, {space}; --wrappers may change it")
     if args.no_mask and args.naive_mask:
         raise UserError("no_mask and naive_mask are different ablations: choose one")
-    if args.num_envs * args.num_steps < 2 * args.num_minibatches:
-        raise UserError("a rollout of num_envs x num_steps rows must give each of num_minibatches two rows at least")
-    envs.reset(seed=args.seed)  # raises a UserError if there are no masks
-    device = choose_device(args)
+    if args.num_steps < 2:
+        raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
+    if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
+        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
+    envs.reset(seed=args.seed)  # a UserError if there are no masks
     torch.manual_seed(args.seed)
-    agent = MaskedAgent(envs.entries, action_space, args, device)
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
+    return MaskedAgent(envs.entries, action_space, args, choose_device(args)).eval()
 
 
 make_agent = make_masked_agent  # as the run section calls it

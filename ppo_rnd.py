@@ -7,26 +7,33 @@
 # ///
 """PPO with random network distillation (RND): curiosity as a second reward, all of it in this one file.
 
-Where rewards are rare, an agent that acts at random may never find one. RND also rewards the agent for observations
-that are new to it. A predictor g (the paper's f with a hat) learns to compute the same features as a target network f,
-whose random weights never change. For observations like those that the agent has seen often, the predictor is good. So
-its error on the next observation s' measures how new s' is:
+Where rewards are rare, an agent that acts at random may never find one. RND also rewards the agent
+for observations that are new to it. A predictor g (the paper's f with a hat) learns to compute the
+same features as a target network f, whose random weights never change. For observations like those
+that the agent has seen often, the predictor is good. So its error on the next observation s'
+measures how new s' is. It is the intrinsic reward, a mean over the features:
 
-    r_int = mean over features of (g(s') - f(s'))^2     (arXiv 1810.12894, section 2.2; a sum there, a mean in its code)
+    r_int = mean( (g(s') - f(s'))^2 )   (arXiv 1810.12894, section 2.2)
 
-Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic (section 2.3).
-Extrinsic returns end with the episode. Intrinsic returns go on into the next: an agent that dies while exploring has
-lost only the way back to that place, not all novelty to come. PPO's advantage is c_ext A_ext + c_int A_int.
+Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic
+(section 2.3). Extrinsic returns end with the episode. Intrinsic returns go on into the next: an
+agent that dies while exploring has lost only the way back to that place, not all novelty to come.
+PPO's advantage is the weighted sum of both:
+
+    A = c_ext A_ext + c_int A_int
+
 All else is as in ppo.py with GAE; `diff ppo.py ppo_rnd.py` compares them.
 
-    python ppo_rnd.py                                        # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
-    python ppo_rnd.py --intrinsic-coef 0                     # without curiosity: it finds nothing
-    python ppo_rnd.py --evaluate runs/DIR --render           # watch the trained agent
+    python ppo_rnd.py                                 # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
+    python ppo_rnd.py --intrinsic-coef 0              # without curiosity: it finds nothing
+    python ppo_rnd.py --evaluate runs/DIR --render    # watch the trained agent
 
-Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The story ends at
+"# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
 """
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -36,8 +43,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -65,51 +73,52 @@ class Args:
     update_epochs: int = 4  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
-    extrinsic_coef: float = 2.0  # weight of extrinsic advantages (with norm_adv, only the ratio of the weights matters)
-    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: no curiosity, though novelty is still logged
+    extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv only the ratio matters
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: no curiosity, novelty still logged
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
-    normalize_intrinsic: bool = True  # divide intrinsic rewards by the running deviation of their discounted sum
+    normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # share of each minibatch that trains the predictor; with less, novelty lasts longer
-    random_steps: int = 100  # steps of random play in each environment, for the first statistics of observations
+    predictor_share: float = 0.25  # of a minibatch that trains the predictor; less: novelty lasts longer
+    random_steps: int = 100  # of random play in each environment, for the first statistics of obs
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
-    clip_vloss: bool = False  # clip the value loss as well
+    clip_vloss: bool = False  # clip the value losses as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actor's hidden layers (vectors only)
-    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of both critics'; None: as the actor's
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide extrinsic rewards by the running deviation of their discounted return
-    clip_reward: bool = False  # learn from the signs of extrinsic rewards (Atari); reported returns stay unclipped
+    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
+    critic_hidden_sizes: tuple[int, ...] | None = None  # of both critics'; None: as the actor's
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    normalize_reward: bool = False  # divide extrinsic rewards by the deviation of their discounted return
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------ networks
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -252,19 +261,21 @@ class Agent(nn.Module):
 
 
 class CuriousAgent(Agent):
-    """An Agent with two critics: the inherited one for extrinsic returns, `intrinsic_critic` for intrinsic returns."""
+    """An Agent with a second critic, `intrinsic_critic`, for intrinsic returns."""
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__(observation_space, action_space, args, device)
         if self.image:
             self.intrinsic_critic = layer(nn.Linear(512, 1), gain=1.0)
         else:
-            critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
-            self.intrinsic_critic = mlp(math.prod(observation_space.shape), critic_sizes, 1, gain=1.0)
+            sizes = args.hidden_sizes
+            critic_sizes = sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+            inputs = math.prod(observation_space.shape)
+            self.intrinsic_critic = mlp(inputs, critic_sizes, 1, gain=1.0)
         self.intrinsic_critic.to(device)
 
     def forward(self, obs, actions):
-        """(log-probs, entropies, extrinsic values, intrinsic values), each (B,), of observations and actions."""
+        """(log-probs, entropies, extrinsic values, intrinsic values), each (B,)."""
         features = self.features(obs)
         output = self.actor(features)
         if self.continuous:
@@ -279,11 +290,12 @@ class CuriousAgent(Agent):
 Agent = CuriousAgent  # so that make_agent, which is the same as in ppo.py, makes one with two critics
 
 
-# ------------------------------------------------------------------------------------------------------- curiosity
+# ----------------------------------------------------------------------------------------- curiosity
 class RND(nn.Module):
-    """Random network distillation: the error in predicting an observation's features tells how new it is.
+    """Random network distillation: the error in predicting an observation's features is its novelty.
 
-    The statistics and the running sums are part of this module's state, so that a checkpoint holds them.
+    The statistics and the running sums are part of this module's state, so that a checkpoint holds
+    them.
     """
 
     def __init__(self, observation_space, num_envs, device="cpu"):
@@ -294,59 +306,71 @@ class RND(nn.Module):
         self.predictor = feature_network(observation_space, extra_layers=2)  # deeper than the target
         self.target.requires_grad_(False)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
         self.obs_stats = RunningMeanStd(*observation_space.shape)
         self.sum_stats = RunningMeanStd()
-        self.register_buffer("sums", torch.zeros(num_envs, dtype=torch.float64))  # G of each environment: see scale
+        self.register_buffer("sums", torch.zeros(num_envs, dtype=torch.float64))  # G: see scale
 
     def forward(self, obs):
-        """Novelty (B,) of a tensor of observations (B, …): the squared error of the prediction, mean over features."""
-        # Clipped to ±5 (section 2.4): an entry that was constant has a deviation near 0, its first change is huge.
+        """Novelty (B,) of a tensor of observations (B, …).
+
+            novelty = mean( (g(x) - f(x))^2 )   (arXiv 1810.12894, section 2.2; a sum there)
+
+        x are normalised observations, clipped to ±5 (section 2.4): the first change of an entry that
+        was always the same would be huge.
+        """
         x = self.obs_stats(obs.float()).clamp(-5, 5)
-        if self.image:  # all stacked frames; in the paper, predictor and target see only the last one
+        if self.image:  # all stacked frames; in the paper, both networks see only the last one
             x = 255 * x  # because NatureCNN divides by 255
+        else:
+            x = x.reshape(len(x), -1)
         return ((self.predictor(x) - self.target(x)) ** 2).mean(1)
 
     def loss(self, obs, share):
-        """The predictor's loss: mean novelty of the first `share` of a batch (B, …), whose rows are in random order."""
+        """The predictor's loss: mean novelty of the first `share` of a shuffled batch (B, …)."""
         rows = math.ceil(share * len(obs))
         return self(obs[:rows]).mean()
 
     @torch.no_grad()
     def rewards(self, next_obs, reset_rows, args):
-        """Intrinsic rewards (T, N), on the CPU, of the steps that led to next_obs, a NumPy array (T, N, …).
+        """Intrinsic rewards (T, N), on the CPU, of the steps that led to next_obs, an array (T, N, …).
 
-        They are the novelty of next_obs, scaled if normalize_intrinsic. In reset rows they mean nothing and are unused.
+        They are the novelty of next_obs, scaled if normalize_intrinsic. Those of reset rows mean
+        nothing and are not used.
         """
         next_obs = torch.as_tensor(next_obs, device=self.device)
         novelty = self(next_obs.flatten(0, 1)).view(next_obs.shape[:2]).cpu()
         return self.scale(novelty, reset_rows, args.intrinsic_gamma) if args.normalize_intrinsic else novelty
 
     def scale(self, novelty, reset_rows, gamma):
-        """Divide novelty (T, N) by the running deviation of G_t = novelty_t + gamma G_{t-1}, a sum over the past.
+        """Divide novelty (T, N) by the running standard deviation of G, its discounted sum so far.
 
-        Section 2.4 names the return, which needs the future; the paper's code takes G instead, as here. In each
-        environment it runs on across the ends of episodes and rollouts; only reset rows are skipped. No mean is
-        subtracted: otherwise observations that are less new than usual would be punished.
+            G_t = r_t + gamma G_{t-1}
+
+        r is the novelty. Section 2.4 names the return, which needs the future; the paper's code takes
+        G instead, as here. In each environment G goes on across the ends of episodes and rollouts;
+        only reset rows are skipped. No mean is subtracted: otherwise observations that are less new
+        than usual would be punished.
         """
         reset_rows = torch.as_tensor(reset_rows)
-        all_sums = torch.zeros(novelty.shape, dtype=torch.float64)
+        G = torch.zeros(novelty.shape, dtype=torch.float64)
         for t in range(len(novelty)):
             self.sums = torch.where(reset_rows[t], self.sums, novelty[t] + gamma * self.sums)
-            all_sums[t] = self.sums
-        self.sum_stats.update(all_sums[~reset_rows])
+            G[t] = self.sums
+        self.sum_stats.update(G[~reset_rows])
         return novelty / math.sqrt(self.sum_stats.var.item() + 1e-8)
 
     def update_obs_stats(self, next_obs, reset_rows):
-        """Update the statistics with next_obs (T, N, …), but not with what a reset led to; reset_rows are (T, N)."""
+        """Update the statistics with next_obs (T, N, …), but not with what a reset led to."""
         for t in range(len(next_obs)):  # a step at a time: in float64, a rollout of images is large
             self.obs_stats.update(next_obs[t][~reset_rows[t]])
 
 
-# --------------------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
-# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
-# later episodes count only in compute_intrinsic_gae. If both flags are set, terminated wins.
+# -------------------------------------------------------------------------------- returns and buffer
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
+# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
+# rewards that were cut off. Rewards of later episodes count only in compute_intrinsic_gae. If both
+# flags are set, terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -366,13 +390,15 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
-    """GAE across the ends of episodes (arXiv 1810.12894, section 2.3): (advantages, lambda-returns), each (T, N).
+    """GAE across the ends of episodes: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_u,   delta_t = r_t + gamma V(s_u) - V(s_t),   V(s_t) = values[t], values (T + 1, N)
+        A_t = delta_t + gamma lambda A_u   (arXiv 1810.12894, section 2.3)
+        delta_t = r_t + gamma V(s_u) - V(s_t)
 
-    u is the next row after t that is not a reset row: t + 1, or t + 2 if the episode ends in row t. In the table of
-    CuriousBuffer, row 3 follows row 1. Results for reset rows mean nothing. After the last row, A_u is 0 and V(s_u) is
-    values[T]: if an episode ends in the last row, V of its final observation, since the next one has not begun yet.
+    u is the next row after t that is not a reset row: t + 1, or t + 2 if the episode ends in row t.
+    In the table of CuriousBuffer, row 3 follows row 1. `values` are (T + 1, N). After the last row,
+    A_u is 0 and V(s_u) is values[T]: if an episode ends in the last row, this is V of its final
+    observation, since the next one has not begun yet. Results for reset rows mean nothing.
     """
     advantages = torch.zeros_like(rewards)
     next_advantage = torch.zeros_like(rewards[0])
@@ -386,16 +412,17 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
     return advantages, advantages + values[:-1]
 
 
-# Flat tensors (B, …) of the same rows. old: of the agent that played the rollout, with which the loss compares the
-# agent now. The predictor learns from next_obs.
-FIELDS = "obs actions next_obs old_log_probs old_values old_intrinsic_values advantages returns intrinsic_returns"
-Batch = namedtuple("Batch", FIELDS)
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old: of the agent that has
+# played the rollout. The predictor learns from next_obs.
+FIELDS = "obs actions next_obs old_log_probs old_values old_intrinsic_values"
+Batch = namedtuple("Batch", FIELDS + " advantages returns intrinsic_returns")
 
 
 class CuriousBuffer:
     """One rollout with two kinds of rewards, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Its
+    action is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -403,8 +430,9 @@ class CuriousBuffer:
          2   s2, the final one    ignored  0       no          yes
          3   s0 of the next one   a0       r0      no          no
 
-    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the observation in row t + 1,
-    whether or not an episode ended in between. Only intrinsic returns skip row 2: see compute_intrinsic_gae.
+    Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the
+    observation in row t + 1, whether or not an episode ended in between. Only intrinsic returns skip
+    row 2: see compute_intrinsic_gae.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -412,7 +440,7 @@ class CuriousBuffer:
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: what the last step led to
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # the last: after step T
         self.next_obs = self.obs[1:]  # a view of obs: what the step of each row led to
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
@@ -420,24 +448,26 @@ class CuriousBuffer:
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
-        self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
+        self.rows = None  # a Batch of all rows, made by compute_advantages
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
+        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
 
-        G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
+            G_t = r_t + gamma G_{t-1}
+
+        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
         """
-        all_returns = np.zeros(self.rewards.shape)
-        for t in range(len(all_returns)):
-            self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
-            all_returns[t] = self.discounted_returns
-            self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
-        stats.update(all_returns[~self.reset_rows])
-        self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
+        G = np.zeros(self.rewards.shape)
+        for t in range(len(G)):
+            G[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
+        stats.update(G[~self.reset_rows])
+        self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
-        """Log-probs (T, N) of the actions; extrinsic and intrinsic values, each (T + 1, N), of the observations."""
+        """Log-probs (T, N) of the actions; extrinsic and intrinsic values, each (T + 1, N)."""
         obs = torch.as_tensor(self.obs, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
         log_probs, _, values, intrinsic_values = agent(obs[:-1].flatten(0, 1), actions.flatten(0, 1))
@@ -450,49 +480,55 @@ class CuriousBuffer:
         return log_probs.view(T, N), values, intrinsic_values
 
     def compute_advantages(self, log_probs, values, intrinsic_values, args):
-        """Set what else Batch names, each (T, N), and `played`.
+        """Set self.rows from log_probs (T, N) and both critics' values (T + 1, N).
 
-        log_probs (T, N) and both critics' values (T + 1, N) are those of the agent that has just played.
+        They are those of the agent that has just played.
         """
-        self.played = torch.as_tensor(~self.reset_rows, device=values.device)
-        self.old_log_probs = log_probs
-        self.old_values = values[:-1]
-        self.old_intrinsic_values = intrinsic_values[:-1]
-        rewards = torch.as_tensor(self.rewards, device=values.device)
-        intrinsic_rewards = self.intrinsic_rewards.to(values.device)
-        terminated = torch.as_tensor(self.terminated, device=values.device)
-        truncated = torch.as_tensor(self.truncated, device=values.device)
-        steps = rewards, values[:-1], values[1:], terminated, truncated
-        ext_advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+        on_device = partial(torch.as_tensor, device=values.device)
+        ends = on_device(self.terminated), on_device(self.truncated)
+        steps = on_device(self.rewards), values[:-1], values[1:], *ends
+        ext_advantages, returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+        intrinsic_rewards = on_device(self.intrinsic_rewards)
+        decays = args.intrinsic_gamma, args.gae_lambda
         if args.episodic:
-            steps = intrinsic_rewards, intrinsic_values[:-1], intrinsic_values[1:], terminated, truncated
-            int_advantages, self.intrinsic_returns = compute_gae(*steps, args.intrinsic_gamma, args.gae_lambda)
+            steps = intrinsic_rewards, intrinsic_values[:-1], intrinsic_values[1:], *ends
+            int_advantages, intrinsic_returns = compute_gae(*steps, *decays)
         else:
-            steps = intrinsic_rewards, intrinsic_values, ~self.played, args.intrinsic_gamma, args.gae_lambda
-            int_advantages, self.intrinsic_returns = compute_intrinsic_gae(*steps)
-        self.advantages = args.extrinsic_coef * ext_advantages + args.intrinsic_coef * int_advantages
+            steps = intrinsic_rewards, intrinsic_values, on_device(self.reset_rows)
+            int_advantages, intrinsic_returns = compute_intrinsic_gae(*steps, *decays)
+        self.rows = Batch(
+            obs=on_device(self.obs[:-1]),
+            actions=on_device(self.actions),
+            next_obs=on_device(self.next_obs),
+            old_log_probs=log_probs,
+            old_values=values[:-1],
+            old_intrinsic_values=intrinsic_values[:-1],
+            advantages=args.extrinsic_coef * ext_advantages + args.intrinsic_coef * int_advantages,
+            returns=returns,
+            intrinsic_returns=intrinsic_returns,
+        )
 
     def minibatches(self, num_minibatches, rng):
         """Yield Batches that together hold every row but the reset rows once, in random order."""
-        device = self.advantages.device
-        fields = {name: torch.as_tensor(getattr(self, name), device=device).flatten(0, 1) for name in Batch._fields}
-        order = torch.as_tensor(rng.permutation(np.flatnonzero(~self.reset_rows)), device=device)
-        for rows in order.tensor_split(num_minibatches):
-            yield Batch(**{name: field[rows] for name, field in fields.items()})
+        if self.rows is None:
+            raise ValueError("compute_advantages comes first: it makes the rows")
+        order = rng.permutation(np.flatnonzero(~self.reset_rows))
+        flat_rows = Batch(*[field.flatten(0, 1) for field in self.rows])
+        for chosen in torch.as_tensor(order, device=self.rows.obs.device).tensor_split(num_minibatches):
+            yield Batch(*[field[chosen] for field in flat_rows])
 
-    def figures(self):
-        """A dict of figures to log: the mean intrinsic reward and, for extrinsic returns R, explained_variance.
+    def explained_variance(self):
+        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
 
-        1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant.
+        EV = 1 - Var(R - V) / Var(R)
         """
-        returns = self.returns[self.played]
-        errors = returns - self.old_values[self.played]
-        explained_variance = 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
-        intrinsic_reward = self.intrinsic_rewards[~self.reset_rows].mean()
-        return {"explained_variance": explained_variance, "intrinsic_reward": intrinsic_reward}
+        played = torch.as_tensor(~self.reset_rows, device=self.rows.returns.device)
+        returns = self.rows.returns[played]
+        errors = returns - self.rows.old_values[played]
+        return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-# --------------------------------------------------------------------------------------------------------- losses
+# -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
 
@@ -529,103 +565,116 @@ def approximate_kl(log_ratios):
 
 
 def curious_loss(agent, batch, args):
-    """The loss of a Batch, that of both critics included, to be minimised, and a dict of figures to log."""
+    """The loss of a Batch, with that of both critics, to be minimised, and a dict of metrics to log."""
     log_probs, entropies, values, intrinsic_values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
-    intrinsic_v_loss = value_loss(intrinsic_values, batch.old_intrinsic_values, batch.intrinsic_returns, clip_vloss)
+    old_values, returns = batch.old_intrinsic_values, batch.intrinsic_returns
+    intrinsic_v_loss = value_loss(intrinsic_values, old_values, returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * (v_loss + intrinsic_v_loss)
-    log_ratios = log_ratios.detach()
-    figures = {
+    metrics = {
         "loss": loss.detach(),
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
         "intrinsic_value_loss": intrinsic_v_loss.detach(),
         "entropy": entropy.detach(),
-        "approx_kl": approximate_kl(log_ratios),
+        "approx_kl": approximate_kl(log_ratios.detach()),
         "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
-    return loss, figures
+    return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
-    rnd = make_rnd(args, envs, agent.device)  # plays at random first, for its statistics of observations (section 2.4)
+    set_threads(agent.image)
+    run = Run(args, envs)
+    rnd = make_rnd(run, agent.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    optimizer.add_param_group({"params": rnd.predictor.parameters(), "lr": args.predictor_learning_rate, "eps": 1e-8})
-    run = Run(args, agent, envs, optimizer=optimizer, rnd=rnd)  # with --resume, it loads a checkpoint into these
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    predictor_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate, fused=True)
+    # --resume loads their states:
+    run.start(agent=agent, rnd=rnd, optimizer=optimizer, scheduler=scheduler, predictor_optimizer=predictor_optimizer)
 
+    spaces_of_env = envs.single_observation_space, agent.action_space
+    envs, obs, dones, rng = run.new_envs()
+    buffer = CuriousBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, obs, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
-            buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
-
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             buffer.obs[t] = obs
-            buffer.reset_rows[t] = ended
+            buffer.reset_rows[t] = dones
             buffer.actions[t] = agent.sample(obs, noise[t])
             actions = agent.to_env(buffer.actions[t])
-            obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(actions)
-            ended = buffer.terminated[t] | buffer.truncated[t]
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            run.count(obs, rewards, terminated | truncated, reset_rows=dones)
+            buffer.rewards[t] = rewards
+            buffer.terminated[t] = terminated
+            buffer.truncated[t] = truncated
+            dones = terminated | truncated  # whose next step only resets
         buffer.obs[-1] = obs
-        ends = buffer.terminated | buffer.truncated
-        run.count(buffer.obs, buffer.rewards, ends, buffer.reset_rows)  # advances run.step, notes the true returns
         if args.clip_reward:
-            buffer.rewards = np.sign(buffer.rewards)
+            buffer.rewards[:] = np.sign(buffer.rewards)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        buffer.intrinsic_rewards = rnd.rewards(buffer.next_obs, buffer.reset_rows, args)  # before the predictor learns
-        log_probs, values, intrinsic_values = buffer.log_probs_and_values(agent)  # of the agent that has just played
+        # Before the predictor learns from these observations:
+        buffer.intrinsic_rewards = rnd.rewards(buffer.next_obs, buffer.reset_rows, args)
+        log_probs, values, intrinsic_values = buffer.log_probs_and_values(agent)
         buffer.compute_advantages(log_probs, values, intrinsic_values, args)
-        run.log(learning_rate=optimizer.param_groups[0]["lr"], **buffer.figures())
+        run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
+        run.log(intrinsic_reward=buffer.intrinsic_rewards[~buffer.reset_rows].mean())
 
         for _ in range(args.update_epochs):
+            agent.train()  # if you add dropout, it belongs to the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
-                loss, figures = curious_loss(agent, batch, args)
-                predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
+                loss, metrics = curious_loss(agent, batch, args)
                 optimizer.zero_grad()
-                (loss + predictor_loss).backward()  # they share no weights: one call is merely shorter
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # not the predictor's gradients
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                run.log(**figures, predictor_loss=predictor_loss.detach())
-            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
+                predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
+                predictor_optimizer.zero_grad()
+                predictor_loss.backward()
+                predictor_optimizer.step()
+                run.log(**metrics, predictor_loss=predictor_loss.detach())
+            agent.eval()
+            if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
                 break
+        scheduler.step()
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now (in the paper, before the epochs)
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs, dones, rng = run.new_envs()
+            buffer = CuriousBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, environments =========================================================
+# ===== helpers: settings, parts of the networks, environments =====================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_minibatches update_epochs hidden_sizes".split()
-RANGES = dict.fromkeys([*LEAST_1, "critic_hidden_sizes"], (1, 1e15))
-RANGES |= {"gamma": (0, 1), "intrinsic_gamma": (0, 1), "gae_lambda": (0, 1)}
-RANGES |= {"predictor_share": (1e-6, 1)} | dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "predictor's error", "entropy": "policy's entropy"}
-EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
-# Tuned settings per environment; flags win over them. A run ends with the rollout that reaches its total.
+# Tuned settings per environment; flags win over them.
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
@@ -693,13 +742,16 @@ class NatureCNN(nn.Module):
 
 
 def feature_network(observation_space, extra_layers):
-    """A network from normalised observations (B, …) to 128 features (the paper's code: 512), with a CNN for images."""
+    """A network from normalised observations to 128 features (512 in the paper's code).
+
+    Vectors are (B, inputs); images (B, …) go through a CNN.
+    """
     if is_image(observation_space):
         size = 512
         layers = [NatureCNN(observation_space.shape)]
     else:
         size = 256
-        layers = [nn.Flatten(), layer(nn.Linear(math.prod(observation_space.shape), size)), nn.ReLU()]
+        layers = [layer(nn.Linear(math.prod(observation_space.shape), size)), nn.ReLU()]
     for _ in range(extra_layers):
         layers += [layer(nn.Linear(size, size)), nn.ReLU()]
     return nn.Sequential(*layers, layer(nn.Linear(size, 128)))
@@ -719,17 +771,59 @@ def output_sizes(space):
     return [int(spaces.flatdim(space))]
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
 
-    def __init__(self, env, limit):
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    scale = np.where(bounded, high / 2 - low / 2, 1)
+    bias = np.where(bounded, high / 2 + low / 2, 0)
+    return scale, bias
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 def make_envs(args, num_envs, render=False, video=None):
@@ -770,6 +864,38 @@ def make_envs(args, num_envs, render=False, video=None):
     return vectors_or_images(envs, args.env_id)
 
 
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
+
+
 def choose_device(args, image=False):
     """The device that args.device means. UserError if there is no such device."""
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
@@ -779,6 +905,12 @@ def choose_device(args, image=False):
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"no device {device}: {error}") from error
     return device
+
+
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def make_agent(args, envs):
@@ -797,17 +929,20 @@ def make_agent(args, envs):
     return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
 
 
-def make_rnd(args, envs, device):
-    """An untrained RND, whose statistics of observations begin with random play in `envs`.
+def make_rnd(run, device):
+    """An untrained RND, whose statistics of observations begin with random play in the run's envs.
 
-    These steps are not counted. A resumed run takes them too, and then loads the statistics of its checkpoint.
+    (arXiv 1810.12894, section 2.4.) These steps are not counted. A resumed run takes them too, and
+    then loads the statistics of its checkpoint.
     """
+    args, envs = run.args, run.envs
     rnd = RND(envs.single_observation_space, args.num_envs, device)
     envs.action_space.seed(args.seed)
     envs.reset(seed=args.seed)
     reset_rows = np.zeros(args.num_envs, bool)
     for _ in range(args.random_steps):
         obs, _, terminated, truncated, _ = envs.step(envs.action_space.sample())
+        run.check_finite(observation=obs)
         rnd.update_obs_stats(obs[None], reset_rows[None])
         reset_rows = terminated | truncated
     return rnd

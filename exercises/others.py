@@ -490,17 +490,16 @@ exercise(
     },
     random=random_scaled,
     mistakes={
-        "taking the deviation of novelty itself, not of G": "all_sums[~reset_rows] -> novelty[~reset_rows]",
+        "taking the deviation of novelty itself, not of G": "G[~reset_rows] -> novelty[~reset_rows]",
         "subtracting a mean: what is less new than usual would be a punishment": "return novelty / -> "
         "return (novelty - novelty.mean()) /",
         "taking the reset row for a step like any other": "reset_rows = torch.as_tensor(reset_rows) -> "
         "reset_rows = torch.as_tensor(reset_rows) & False",
         "letting G begin anew with the episode": "torch.where(reset_rows[t], self.sums, -> "
         "torch.where(reset_rows[t], 0.0,",
-        "letting G begin anew with each call": "all_sums = torch.zeros -> self.sums = 0 * self.sums; all_sums = "
-        "torch.zeros",
-        "taking the deviation of the last rollout alone": "all_sums = torch.zeros -> "
-        "self.sum_stats = RunningMeanStd(); all_sums = torch.zeros",
+        "letting G begin anew with each call": "G = torch.zeros -> self.sums = 0 * self.sums; G = torch.zeros",
+        "taking the deviation of the last rollout alone": "G = torch.zeros -> self.sum_stats = RunningMeanStd(); "
+        "G = torch.zeros",
     },
     learn=(CURIOUS_CARTPOLE, 200.0),
 )
