@@ -155,7 +155,8 @@ class Site:
         if re.match("https?:", href) or not path:
             return href
         if full.suffix in (".png", ".gif"):
-            shutil.copy(full, self.folder / "img")
+            if full.exists():
+                shutil.copy(full, self.folder / "img")
             return f"img/{full.name}"
         if full.parent == REPO / "docs" or full.stem in self.scripts and full.parent == REPO:
             return f"{full.stem}.html{sign}{part}"
