@@ -40,7 +40,7 @@ def plain(x):
 
 
 def record(test, script, names, calls):
-    """Run a test; calls [name, arguments, result] of these functions and classes' methods are appended to `calls`."""
+    """Run a test, and append to `calls`: [name, {argument: value}, result] of these functions and methods of classes."""
     codes, inside = {}, []
     for name in (x for x in names if hasattr(script, x)):
         part = getattr(script, name)
@@ -50,8 +50,8 @@ def record(test, script, names, calls):
     def hook(frame, event, result):  # Python calls it whenever a function begins or returns
         code = frame.f_code
         if code in codes and event == "call":
-            given = [frame.f_locals[x] for x in code.co_varnames[: code.co_argcount] if x != "self"]
-            inside.append([codes[code], plain(given), None])
+            names = code.co_varnames[: code.co_argcount]
+            inside.append([codes[code], {x: plain(frame.f_locals[x]) for x in names if x != "self"}, None])
             calls.extend(inside if len(inside) == 1 else [])  # not what they call themselves
         elif code in codes and event == "return":
             inside.pop()[2] = plain(result)

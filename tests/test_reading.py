@@ -139,9 +139,9 @@ const results = [], texts = [];
 for (const [figure, calls] of Object.entries(CALLS)) {
   let object;
   for (const [name, given, expected] of calls) {
-    const [owner, method] = name.split("."), args = owner.startsWith("compute_") ? given.map(flat) : given;
-    if (method === "__init__") object = new compute[owner](...args);
-    else results.push([name, (method ? object[method]?.(...args) : compute[owner](...args)) ?? null, expected]);
+    const [owner, method] = name.split("."), args = owner.startsWith("compute_") ? flat(given) : given;
+    if (method === "__init__") object = new compute[owner](args);
+    else results.push([name, (method ? object[method]?.(args) : compute[owner](args)) ?? null, expected]);
   }
 }
 for (const place of document.querySelectorAll(".play")) {
