@@ -251,12 +251,12 @@ const FIGURES = { // by the function beside which a figure stands, with the call
       tree.update({ slots, errors });
       const [drawn, weights] = tree.sample({ ...draws, beta }), P = tree.p.map((x) => x / sum(tree.p));
       const w = slots.map((slot) => weights[drawn.indexOf(slot)] ?? 0);
-      return [bars({ P, w }, errors.map((e, i) => `slot ${i}: error ${short(e)}`)), `P: the probability of a slot. w: its
-        weight, in a batch of ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1 undoes the
+      return [bars({ P, w }, errors.map((e, i) => `slot ${i}: error ${short(e)}`)), `P: the probability of a slot. w:
+        its weight, in a batch of ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1 undoes the
         bias.`];
     });
   },
-  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places: −1 a step, −100 for a fall, back to the start
+  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places; −1 a step, −100 for a fall to the start
     const [, { epsilon }] = calls.find(([name]) => name === "expected_sarsa_target"), cliff = (i) => i > 18 && i < 23;
     const methods = ["q_learning_target", "sarsa_target", "expected_sarsa_target"], arrows = "↑→↓←";
     const names = methods.map((name) => name.replace("_target", "").replaceAll("_", " "));

@@ -40,7 +40,7 @@ def plain(x):
 
 
 def record(test, script, names, calls):
-    """Run a test, and append to `calls`: [name, {argument: value}, result] of these functions and methods of classes."""
+    """Run a test, and append calls of these functions and classes: [name, {argument: value}, result]."""
     codes, inside = {}, []
     for name in (x for x in names if hasattr(script, x)):
         part = getattr(script, name)
@@ -93,4 +93,4 @@ def run_lessons(name, mistakes=True):
                 except AssertionError as error:
                     if len(error.args) == 2 and max(map(len, error.args)) <= 8:
                         gave[mistake] = error.args
-    return gave, {at: found[:30] for at, found in calls.items()}
+    return gave, {at: [call for call in found if len(str(call)) < 2000][:30] for at, found in calls.items()}
