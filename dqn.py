@@ -1,27 +1,32 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
 """Deep Q-learning (DQN), all of it, in this one file.
 
-A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action with the highest Q,
-sometimes a random one. Store each step in a replay buffer. Draw a random batch of stored steps, and move Q(s, a)
-towards a target y. The target network Q', a copy of Q that lags behind, helps to compute y (arXiv 1509.06461):
+A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action
+with the highest Q, sometimes a random one. Store each step in a replay buffer. Draw a random batch
+of stored steps, and move Q(s, a) towards a target y. The target network Q', a copy of Q that lags
+behind, helps to compute y:
 
-    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a)),   L = E[ Huber(y - Q(s, a)) ]
+    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a))   (arXiv 1509.06461, eq. 4)
+    L = E[ (y - Q(s, a))^2 ]
 
     python dqn.py                                            # CartPole-v1, one or two minutes
     python dqn.py --env-id LunarLander-v3 --capture-video    # a lander, filmed while it learns
     python dqn.py --evaluate runs/DIR --render               # watch the trained agent
 
-Papers: DQN arXiv 1312.5602 and Mnih et al. 2015 (doi 10.1038/nature14236), double DQN arXiv 1509.06461.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: DQN arXiv 1312.5602 and Mnih et al. 2015 (doi 10.1038/nature14236), double DQN arXiv
+1509.06461. The story ends at "# ===== helpers"; the code below it makes environments, keeps the run
+folder and draws the curve.
 """
 
+import ast
 import copy
+import importlib
 import json
 import math
 import os
@@ -31,8 +36,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -52,49 +58,51 @@ class Args:
     """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
-    double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; --no-double: Q' does both
+    double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
+    clip_error: bool = False  # clip the slope of the squared error (Atari): see q_losses
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # number of transitions kept; checkpoints hold them too: gigabytes for images
+    buffer_size: int = 100_000  # transitions kept; checkpoints hold them too: gigabytes for images
     learning_starts: int = 1_000  # environment steps before the first update
     train_frequency: int = 4  # environment steps from one update to the next
     gradient_steps: int = 1  # gradient steps per update
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # target <- tau network + (1 - tau) target: 1 copies; a small tau needs frequent updates
+    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # fraction of the run over which epsilon falls from start_e to end_e
-    max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it (not in Mnih et al. 2015)
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only; fixed for images)
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
+    exploration_fraction: float = 0.2  # of the run, over which epsilon falls from start_e to end_e
+    max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it (not in the paper)
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers (vectors only)
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
+    stop_at_return: float | None = None  # stop once an evaluation reaches this mean return
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# -------------------------------------------------------------------------------------------------------- network
+# ------------------------------------------------------------------------------------------- network
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -112,11 +120,13 @@ def relu_mlp(inputs, hidden_sizes, outputs):
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of all actions at once. For vectors, `head` is the whole MLP; for images, a linear layer after a CNN."""
+    """Q(s, a) of all actions at once: an MLP for vectors, a linear layer on a CNN for images."""
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
+        self.args = args
         self.device = device
+        self.observation_shape = observation_space.shape
         self.action_space = action_space
         self.num_actions = int(action_space.n)
         inputs = math.prod(observation_space.shape)
@@ -127,54 +137,57 @@ class QNetwork(nn.Module):
         else:
             self.head = relu_mlp(inputs, args.hidden_sizes, self.num_actions)
         self.to(device)
-        # Created after self.to, so that the statistics stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def forward(self, obs):
-        """Q (B, actions) of observations (B, …). Vectors are flattened and, with --normalize-obs, normalised."""
+        """Q (B, actions) of observations (B, …): images through the CNN, vectors flat, normalised."""
         if self.image:
             return self.head(self.cnn(obs))
         obs = obs.reshape(len(obs), -1).float()
         return self.head(obs if self.obs_stats is None else self.obs_stats(obs))
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # as no_grad, but faster
     def greedy(self, obs):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
-        """The best actions (B,); with probability epsilon, each is replaced by one drawn uniformly from all actions."""
+        """The best actions (B,); with probability epsilon, each is replaced by one drawn uniformly."""
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
-        """The best actions, as the environment numbers them; evaluations call this."""
+        """The best actions for observations (B, …), as the environment takes them."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.greedy(obs))
 
     def to_env(self, actions):
-        """Convert actions (B,), counted from 0, to the environment's: a Discrete space may start at another number."""
+        """Actions (B,), counted from 0, as the environment counts them: Discrete has a start."""
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
-# -------------------------------------------------------------------------------------------------- replay buffer
-
+# ------------------------------------------------------------------------------------- replay buffer
 Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, uint8 stays uint8.
+    """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Its
+    action is ignored:
 
-        obs               action   reward  next_obs               terminated  reset row
-        s0                a0       r0      s1                     no          no
-        s1                a1       r1      s2, the final one      yes         no
-        s2                ignored  0       s0 of the next one     no          yes: not stored
+        obs    action   reward  next_obs               terminated  reset row
+        s0     a0       r0      s1                     no          no
+        s1     a1       r1      s2, the final one      yes         no
+        s2     ignored  0       s0 of the next one     no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. All other
-    targets bootstrap from next_obs, those of truncated transitions too: so `truncated` is not stored.
+    So each stored next_obs truly follows its obs. The target of a terminated transition is its
+    reward alone. All other targets bootstrap from next_obs, those of truncated transitions too: so
+    nobody needs to know what was truncated.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -192,8 +205,8 @@ class ReplayBuffer:
         self.size = 0  # transitions stored so far
         self.position = 0  # slot that is written next
 
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Store a step of all N environments, except reset rows; `truncated` is not used. Returns the slots written."""
+    def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
+        """Store a step of all N environments, except reset rows. Returns the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -212,14 +225,15 @@ class ReplayBuffer:
         return Transitions(*[torch.as_tensor(array, device=self.device) for array in arrays])
 
     def sample(self, batch_size, rng):
-        """Transitions drawn uniformly, with replacement. ValueError if fewer are stored than are asked for."""
+        """Transitions drawn uniformly, with replacement. ValueError if fewer are stored."""
         if batch_size > self.size:
             raise ValueError(f"cannot sample {batch_size} of {self.size} stored transitions")
         return self.get(rng.integers(self.size, size=batch_size))
 
     def state_dict(self):
         """What is stored, for a checkpoint."""
-        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in Transitions._fields}
+        names = Transitions._fields
+        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in names}
         return {"size": self.size, "position": self.position, **filled}
 
     def load_state_dict(self, state):
@@ -230,80 +244,112 @@ class ReplayBuffer:
             getattr(self, name)[: self.size] = np.asarray(state[name])
 
 
-# ----------------------------------------------------------------------------------------------- targets and loss
+# ---------------------------------------------------------------------------------- targets and loss
 def linear_schedule(start, end, duration, step):
-    """From `start` at step 0 to `end` at step `duration`, in a straight line, and `end` from then on."""
+    """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
     return end + (start - end) * max(0.0, 1 - step / duration)
 
 
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
-    """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
+    """Targets y (B,) from target_q, which is Q'(s', .), and online_q, Q(s', .): both (B, actions).
 
-    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average: the maximum
-    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461; Q' is its
-    theta^-). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or rainbow.py's gamma^k (B,).
+        y = r + gamma (1 - terminated) Q'(s', a*)
+        a* = argmax_a Q'(s', a)   (without `online_q`: Mnih 2015, algorithm 1)
+        a* = argmax_a Q(s', a)   (double DQN: arXiv 1509.06461, eq. 4; Q' is its theta^-)
+
+    The first y is too high on average: the maximum prefers values with positive errors. The second
+    has less of this bias, since the errors of Q and Q' differ. `gamma`: a number or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
-def dqn_loss(agent, target, batch, args):
-    """(mean Huber loss, mean Q(s, a)) of a batch of Transitions: two scalar tensors. The second is only for the log.
+def q_bound(reward, discount):
+    """No true Q is above this, if `reward` is the largest one; 0 if it is negative.
 
-    The Huber loss of e = y - Q is e^2 / 2 where |e| < 1 and |e| - 1/2 elsewhere, so its slope is e clipped to ±1
-    (Mnih 2015, methods). No gradient flows through the targets.
+    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
+    """
+    return max(0.0, float(reward)) / max(1e-9, 1 - discount)
+
+
+def q_losses(q, targets, clip_error):
+    """Squared errors (B,); with `clip_error` Huber losses, whose slope is ±1 beyond 1 (Mnih 2015).
+
+        L = (y - Q)^2
+
+    Q is a mean, and squared errors find the mean. Say that one step in twenty ends the episode and
+    is worth 0, the others 100. The slopes of the twenty losses add up to 0 where
+
+        19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
+        19 (100 - Q) = 1   (clipped: Q = 99.95, as an error of 95 pulls like an error of 1)
+
+    So clipped errors forget rare failures, and bootstrapping hands this on from state to state.
+    """
+    if clip_error:
+        return nn.functional.huber_loss(q, targets, reduction="none")
+    return (targets - q).square()
+
+
+def dqn_loss(agent, target, batch, args):
+    """(mean loss, mean Q(s, a)) of a batch of Transitions: scalar tensors, the second to be logged.
+
+    No gradient flows through the targets.
     """
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
         targets = td_targets(batch.rewards, batch.terminated, args.gamma, target_q, online_q)
     q = agent(batch.obs).gather(1, batch.actions).squeeze(1)
-    return nn.functional.huber_loss(q, targets), q.mean()
+    return q_losses(q, targets, args.clip_error).mean(), q.detach().mean()
 
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
+    """Move all weights of the target network towards those of the source.
+
+    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
+    """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, the dict that is saved as summary.json. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)  # the network Q
     target = copy.deepcopy(agent)  # Q'
-    target.obs_stats = agent.obs_stats  # one object for both: they normalise observations alike
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # Mnih 2015: RMSProp
+    target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_replay_buffer(args, envs, agent)
-    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
+    set_threads(agent.image)
+    run = Run(args, envs)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    parts = {"target": target, "optimizer": optimizer, "scheduler": scheduler, "buffer": buffer}
+    run.start(agent=agent, **parts)  # --resume loads their states
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # an update needs a whole batch
 
+    envs, obs, dones, rng = run.new_envs()
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and after each checkpoint, exactly as a resumed run does
-            envs, obs, rng = run.new_envs()
-            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
-
-        obs = obs.copy()  # the environments may write their next observations into the same array
+        obs = obs.copy()  # the environments may write the next ones into the same array
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        first_step = run.step + 1
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:  # the buffer keeps raw observations: the network normalises them
-            agent.obs_stats.update(obs[~reset_rows])
-        step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; reset rows do not count
+        buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, reset_rows=dones)
+        if agent.obs_stats is not None:  # the buffer keeps raw observations
+            agent.obs_stats.update(obs[~dones])
         obs = next_obs
-        reset_rows = terminated | truncated
+        dones = terminated | truncated  # whose next step only resets
 
-        # N environments took up to N steps at once. Count them one by one, so that no update is missed.
-        for step in range(step_before + 1, run.step + 1):
+        # The environments took several steps at once: update as often as if one by one.
+        for step in range(first_step, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
+                agent.train()  # if you add dropout, it belongs to the loss alone
                 for _ in range(args.gradient_steps):
                     batch = buffer.sample(args.batch_size, rng)
                     loss, q = dqn_loss(agent, target, batch, args)
@@ -311,39 +357,41 @@ def train(args):
                     loss.backward()
                     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                     optimizer.step()
-                    run.log(loss=loss.detach(), q=q.detach())
+                    run.log(loss=loss.detach(), q=q)
+                agent.eval()
+                scheduler.step()
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
+                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))
 
-        run.log(epsilon=epsilon, learning_rate=optimizer.param_groups[0]["lr"])
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+        run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
+        if run.write_what_is_due():  # a checkpoint: training begins anew, as a resumed run does
+            envs, obs, dones, rng = run.new_envs()
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, environments =========================================================
+# ===== helpers: settings, parts of the networks, environments =====================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes buffer_size batch_size train_frequency".split()
-RANGES = dict.fromkeys([*LEAST_1, "gradient_steps", "target_network_frequency", "hidden_sizes"], (1, 1e15))
-RANGES |= dict.fromkeys("gamma tau start_e end_e exploration_fraction".split(), (0, 1))
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
-CURVE = {"loss": "loss: errors of Q", "q": "mean Q", "epsilon": "share of random actions"}  # the curve's panels
-EXPLORES = True  # training episodes contain exploration: only an evaluation shows how good the agent is
-PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+CURVE = {"loss": "loss: errors of Q", "q": "mean Q", "epsilon": "share of random actions"}
+EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr", "exploration_fraction")  # if set, a schedule ends with total_timesteps
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs"}
+VECTOR_MODE = None  # the environment's own vector version, if it has one
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
-# Settings with which training succeeds, per environment. Flags override them.
+# Tuned settings per environment; flags win over them.
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
-         "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_reward": True,
-         "total_timesteps": 10_000_000}  # fmt: skip
+         "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_error": True,
+         "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000}  # fmt: skip
 TUNED = {
-    "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 64, "batch_size": 64, "gamma": 0.98,
-                    "learning_rate": 1e-3, "target_network_frequency": 256, "exploration_fraction": 0.16, "end_e": 0.04,
-                    "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200,
-                    "total_timesteps": 80_000},
+    "CartPole-v1": {"num_envs": 8, "train_frequency": 8, "learning_rate": 7e-4, "hidden_sizes": (120, 84),
+                    "target_network_frequency": 800, "exploration_fraction": 0.1, "total_timesteps": 400_000},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
                        "target_network_frequency": 64, "hidden_sizes": (128, 128), "total_timesteps": 150_000,
@@ -419,17 +467,46 @@ def is_image(space):
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
 
-    def __init__(self, env, limit):
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 def make_envs(args, num_envs, render=False, video=None):
@@ -451,7 +528,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:
@@ -470,6 +547,38 @@ def make_envs(args, num_envs, render=False, video=None):
     return vectors_or_images(envs, args.env_id)
 
 
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
+
+
 def choose_device(args, image=False):
     """The device that args.device means. UserError if there is no such device."""
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
@@ -481,28 +590,46 @@ def choose_device(args, image=False):
     return device
 
 
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def make_q_network(args, envs):
     """An untrained QNetwork for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, spaces.Discrete):
-        raise UserError(f"{args.env_id}: no Q network for observations {obs_space} and actions {action_space}")
+        pair = f"observations {obs_space} and actions {action_space}"
+        raise UserError(f"{args.env_id}: no Q network for {pair}")
     if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
-    agent = QNetwork(obs_space, action_space, args, device)
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
+    return QNetwork(obs_space, action_space, args, device).eval()
 
 
 make_agent = make_q_network  # as the run section calls it
 
 
 def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small."""
+    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
+    check_buffer_size(args, envs)
+    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
+
+
+def check_buffer_size(args, envs):
+    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
+    try:
+        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
 
 
 # ===== run: the same in every script ==============================================================

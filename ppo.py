@@ -1,8 +1,8 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
 """Proximal policy optimisation (PPO), all of it, in this one file.
@@ -680,9 +680,9 @@ def scale_and_bias(box):
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
     bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
-    scale = np.where(bounded, high / 2 - low / 2, 1)
-    bias = np.where(bounded, high / 2 + low / 2, 0)
-    return scale, bias
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
 
 
 class TrueReturn(gym.Wrapper):

@@ -1,34 +1,40 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
-"""Rainbow: DQN with six improvements, in this one file. Each is a switch; with all six off, it is dqn.py --no-double.
+"""Rainbow: DQN with six improvements, in this one file.
 
-    --double          Q chooses the next action, the target network Q' evaluates it                (arXiv 1509.06461)
-    --prioritized     transitions with larger errors are replayed more often                       (arXiv 1511.05952)
-    --dueling         Q is the value of a state plus the advantage of an action                    (arXiv 1511.06581)
-    --multi-step      a target sums n rewards before it adds what Q' expects after them     (arXiv 1710.02298, eq. 2)
-    --distributional  the network learns how likely each return is, not only the mean return       (arXiv 1707.06887)
-    --noisy           noise in the weights explores; the network learns how strong it should be    (arXiv 1706.10295)
+Each is a switch; with all six off, it is dqn.py --no-double.
 
-Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a) = sum of z p. Let
-R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and a* = argmax_a Q(s_n, a). A return z from s_n makes a
-return y from s_0: y is as likely as z, p' in the target network. Phi divides p' between the two atoms around y:
+    --double          Q chooses the next action, Q' judges it            (arXiv 1509.06461)
+    --prioritized     larger errors are replayed more often              (arXiv 1511.05952)
+    --dueling         Q is the state's value plus the action's advantage (arXiv 1511.06581)
+    --multi-step      a target sums n rewards before it asks Q'          (arXiv 1710.02298, eq. 2)
+    --distributional  learns how likely each return is, not the mean     (arXiv 1707.06887)
+    --noisy           explores by noise in the weights, learnt as well   (arXiv 1706.10295)
 
-    y = R + gamma^n (1 - terminated) z,   L = E[ KL( Phi(y, p'(s_n, a*))  ||  p(s_0, a_0) ) ]
+Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a)
+is the sum of z p. Let R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and
+a* = argmax_a Q(s_n, a). A return z from s_n makes a return y from s_0: y is as likely as z is,
+namely p' in the target network. Phi divides p' between the two atoms around y:
+
+    y = R + gamma^n (1 - terminated) z
+    L = E[ KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, section 3)
 
     python rainbow.py                                          # CartPole-v1, a minute or two
     python rainbow.py --no-noisy --no-distributional           # any combination
     python rainbow.py --env-id LunarLander-v3 --capture-video  # a lander, filmed while it learns
 
-Papers: Rainbow arXiv 1710.02298, and those above; DQN is explained in dqn.py.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: Rainbow arXiv 1710.02298, and those above. The story ends at "# ===== helpers"; the code below
+it makes environments, keeps the run folder and draws the curve.
 """
 
+import ast
 import copy
+import importlib
 import json
 import math
 import os
@@ -38,8 +44,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import deque, namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -59,63 +66,65 @@ class Args:
     """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # the six improvements and their settings
-    double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; --no-double: Q' does both
+    double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
     prioritized: bool = True  # replay transitions with larger errors more often
     alpha: float = 0.5  # prioritized: 0 draws uniformly, 1 in proportion to the errors
-    beta: float = 0.4  # prioritized: exponent of the importance weights at the start; rises linearly to 1
+    beta: float = 0.4  # prioritized: exponent of the importance weights at first; rises linearly to 1
     dueling: bool = True  # compute Q as value of the state + advantage of the action
     multi_step: bool = True  # targets sum --n-step rewards; --no-multi-step: one reward
     n_step: int = 3  # multi-step: how many rewards a target sums
-    distributional: bool = True  # C51: learn the probabilities of --num-atoms returns, not only the mean
-    num_atoms: int = 51  # distributional: number of returns, at equal distances from --v-min to --v-max
-    v_min: float = -100.0  # distributional: lowest return; if rewards are at least r, min(r, 0) / (1 - gamma) is enough
-    v_max: float = 100.0  # distributional: highest return; if rewards are at most r, max(r, 0) / (1 - gamma) is enough
-    noisy: bool = True  # explore by noise in the weights; --no-noisy: by random actions, see --start-e
-    sigma: float = 0.5  # noisy: strength of the noise at the start; a layer with n inputs begins with sigma / sqrt(n)
+    distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
+    num_atoms: int = 51  # distributional: number of returns, at equal distances
+    v_min: float = -100.0  # distributional: lowest return; if rewards >= r, min(r, 0) / (1 - gamma)
+    v_max: float = 100.0  # distributional: highest return; if rewards <= r, max(r, 0) / (1 - gamma)
+    noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
+    sigma: float = 0.5  # noisy: strength of the noise at first, / sqrt(inputs) of a layer
     # algorithm
+    clip_error: bool = False  # clip the slope of the squared error (Atari, --no-distributional): see q_losses
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     adam_eps: float = 1e-5  # Adam's epsilon, which keeps it from dividing by zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # number of transitions kept; checkpoints hold them too: gigabytes for images
+    buffer_size: int = 100_000  # transitions kept; checkpoints hold them too: gigabytes for images
     learning_starts: int = 1_000  # environment steps before the first update
     train_frequency: int = 4  # environment steps from one update to the next
     gradient_steps: int = 1  # gradient steps per update
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # target <- tau network + (1 - tau) target: 1 copies; a small tau needs frequent updates
+    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # fraction of the run over which epsilon falls from start_e to end_e
-    max_grad_norm: float = 10.0  # gradients with a larger norm are scaled down to it
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers (vectors only; fixed for images)
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns stay unclipped
+    exploration_fraction: float = 0.2  # of the run, over which epsilon falls from start_e to end_e
+    max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers (vectors only)
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
-    stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
+    stop_at_return: float | None = None  # stop once an evaluation reaches this mean return
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# -------------------------------------------------------------------------------------------------------- network
+# ------------------------------------------------------------------------------------------- network
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -124,13 +133,14 @@ def layer(module, gain=2**0.5):
 
 
 class NoisyLinear(nn.Linear):
-    """A linear layer with noise in its weights; the sigmas are learnt like W and b   (arXiv 1706.10295, eqs. 9 to 11).
+    """A linear layer with noise in its weights; the sigmas are learnt like W and b.
 
-        y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b,
-        noise_W = f(e_out) f(e_in)^T,   noise_b = f(e_out),   f(e) = sign(e) sqrt|e|
+        y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b   (arXiv 1706.10295, eq. 9)
+        noise_W = f(e_out) f(e_in)^T,   noise_b = f(e_out),   f(e) = sign(e) sqrt(|e|)   (eqs. 10, 11)
 
-    The noise is factorised: one Gaussian number e per input and one per output, instead of one per weight. After
-    module.eval() there is no noise. `layer` (above) makes W orthogonal and b zero; the paper draws both uniformly.
+    The noise is factorised: one Gaussian number e per input and one per output, instead of one per
+    weight. Before the first draw there is none. `layer` makes W orthogonal and b zero; the paper
+    draws both uniformly.
     """
 
     def __init__(self, inputs, outputs, sigma):
@@ -146,17 +156,21 @@ class NoisyLinear(nn.Linear):
             e = torch.as_tensor(rng.standard_normal(len(noise)))
             noise.copy_(e.sign() * e.abs().sqrt())
 
+    def remove_noise(self):
+        """There is none until the next draw."""
+        self.input_noise.zero_()
+        self.output_noise.zero_()
+
     def forward(self, x):
         """(B, inputs) -> (B, outputs)."""
-        if not self.training:
-            return super().forward(x)
-        weight = self.weight + self.sigma_weight * torch.outer(self.output_noise, self.input_noise)
+        noise = torch.outer(self.output_noise, self.input_noise)
+        weight = self.weight + self.sigma_weight * noise
         bias = self.bias + self.sigma_bias * self.output_noise
         return nn.functional.linear(x, weight, bias)
 
 
 def hidden_layers(inputs, sizes, linear):
-    """A list: for each size, a linear layer made by `linear` (nn.Linear or NoisyLinear), and a ReLU."""
+    """A list: for each size a layer made by `linear`, nn.Linear or NoisyLinear, and a ReLU."""
     layers = []
     for size in sizes:
         layers += [layer(linear(inputs, size)), nn.ReLU()]
@@ -166,33 +180,38 @@ def hidden_layers(inputs, sizes, linear):
 
 def stream(inputs, hidden_sizes, outputs, linear):
     """A network of hidden layers and an output layer, all made by `linear`."""
+    layers = hidden_layers(inputs, hidden_sizes, linear)
     last_size = [inputs, *hidden_sizes][-1]
-    return nn.Sequential(*hidden_layers(inputs, hidden_sizes, linear), layer(linear(last_size, outputs), gain=1.0))
+    return nn.Sequential(*layers, layer(linear(last_size, outputs), gain=1.0))
 
 
 def dueling_values(value, advantages):
-    """V + A - mean of A over actions (arXiv 1511.06581, eq. 9): (B, actions, atoms), as A. V is (B, 1, atoms)."""
+    """Q (B, actions, atoms) from V (B, 1, atoms) and A (B, actions, atoms).
+
+    Q(s, a) = V(s) + A(s, a) - mean_b A(s, b)   (arXiv 1511.06581, eq. 9)
+    """
     return value + advantages - advantages.mean(1, keepdim=True)
 
 
 class RainbowNetwork(nn.Module):
-    """Q(s, a) of all actions at once; with --distributional, it is the mean of the learnt distribution of returns.
+    """Q(s, a) of all actions at once; with --distributional, the mean of the learnt distribution.
 
-                     ┌── stream: hidden layer, outputs for every action ────────────────┐
-        obs ── body ─┤                                                                  ├─ V + A - mean A
-                     └── --dueling: another stream, with outputs for the state's value ─┘
+                     ┌── stream: hidden layer, outputs for every action ─────┐
+        obs ── body ─┤                                                       ├─ V + A - mean A
+                     └── --dueling: another stream, outputs for the state ───┘
 
-    For images, the body is the convolutions of a CNN; for vectors, all hidden layers but the last, of which each stream
-    has its own. With --distributional, the result is logits of the atoms, else Q; without --dueling, it is A alone.
-    With --noisy, the streams are noisy.
+    For images, the body is the convolutions of a CNN; for vectors, all hidden layers but the last,
+    of which each stream has its own. With --distributional, the result is logits of the atoms, else
+    Q; without --dueling, it is A alone. With --noisy, the streams are noisy.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
+        self.args = args
         self.device = device
+        self.observation_shape = observation_space.shape
         self.action_space = action_space
         self.num_actions = int(action_space.n)
-        self.distributional = args.distributional
         self.num_atoms = args.num_atoms if args.distributional else 1
         linear = partial(NoisyLinear, sigma=args.sigma) if args.noisy else nn.Linear
         inputs = math.prod(observation_space.shape)
@@ -208,15 +227,18 @@ class RainbowNetwork(nn.Module):
             stream_sizes = args.hidden_sizes[-1:]
         # Without --dueling, `advantage` computes Q, or the logits, alone.
         self.advantage = stream(num_features, stream_sizes, self.num_actions * self.num_atoms, linear)
-        self.value = stream(num_features, stream_sizes, self.num_atoms, linear) if args.dueling else None
-        self.register_buffer("support", torch.linspace(args.v_min, args.v_max, self.num_atoms), persistent=False)
+        self.value = None
+        if args.dueling:
+            self.value = stream(num_features, stream_sizes, self.num_atoms, linear)
+        support = torch.linspace(args.v_min, args.v_max, self.num_atoms)
+        self.register_buffer("support", support, persistent=False)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
         self.to(device)
-        # Created after self.to, so that the statistics stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def outputs(self, obs):
-        """Logits of atoms (B, actions, atoms) for observations (B, …). Without --distributional: Q (B, actions, 1)."""
+        """Logits (B, actions, atoms) for observations (B, …); else Q (B, actions, 1)."""
         if not self.image:
             obs = obs.reshape(len(obs), -1).float()
             obs = obs if self.obs_stats is None else self.obs_stats(obs)
@@ -228,12 +250,12 @@ class RainbowNetwork(nn.Module):
         return dueling_values(value, advantages)
 
     def log_probs(self, obs):
-        """Log-probabilities (B, actions, atoms) of the returns in `support`: what --distributional learns."""
+        """With --distributional: log-probabilities (B, actions, atoms) of the returns in `support`."""
         return self.outputs(obs).log_softmax(2)
 
     def forward(self, obs):
         """Q (B, actions) of observations (B, …)."""
-        if self.distributional:
+        if self.args.distributional:
             return (self.log_probs(obs).exp() * self.support).sum(2)
         return self.outputs(obs).squeeze(2)
 
@@ -243,46 +265,48 @@ class RainbowNetwork(nn.Module):
             noisy_layer.draw_noise(rng)
 
     def mean_sigma(self):
-        """Mean over the noisy layers of their mean |sigma_W|: how strongly they still explore; 0 without --noisy."""
-        sigmas = [noisy_layer.sigma_weight.detach().abs().mean() for noisy_layer in self.noisy_layers]
+        """Mean over the noisy layers of their mean |sigma_W|: how strongly they explore; else 0."""
+        sigmas = [module.sigma_weight.detach().abs().mean() for module in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # as no_grad, but faster
     def greedy(self, obs):
         """The best actions (B,) for a NumPy array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
-        """The best actions (B,) under new noise; with probability epsilon, each is replaced by one drawn uniformly."""
+        """The best actions (B,) under new noise; with probability epsilon, each is drawn uniformly."""
         self.draw_noise(rng)  # the same noise for all environments
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
-        """The best actions without noise, as the environment numbers them; evaluations call this."""
-        self.eval()
-        actions = self.greedy(obs)
-        self.train()
-        return self.to_env(actions)
+        """The best actions without noise for observations (B, …), as the environment takes them."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
+        for noisy_layer in self.noisy_layers:
+            noisy_layer.remove_noise()
+        return self.to_env(self.greedy(obs))
 
     def to_env(self, actions):
-        """Convert actions (B,), counted from 0, to the environment's: a Discrete space may start at another number."""
+        """Actions (B,), counted from 0, as the environment counts them: Discrete has a start."""
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
-# -------------------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------- replay buffer
 
-# Tensors (B, …). The action was taken at obs; next_obs followed k <= n steps later. `rewards` are the discounted sums
-# of the k rewards in between, `discounts` are gamma^k   (arXiv 1710.02298, eq. 2, where k = n).
+# Tensors (B, …). The action was taken at obs; next_obs followed k <= n steps later. `rewards` are the
+# discounted sums of the k rewards in between, `discounts` are gamma^k   (arXiv 1710.02298, eq. 2).
 NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs terminated discounts")
 
 
 class NStepBuffer:
-    """The last `capacity` transitions of up to n steps, first in, first out, in host memory; uint8 stays uint8.
+    """The last `capacity` transitions of up to n steps, first in, first out, in host memory.
 
-    Every step opens a window. It closes after n rewards or at the end of the episode, and is stored. With n = 3:
+    Every step opens a window. It closes after n rewards or at the end of the episode, and is stored.
+    With n = 3:
 
         step         0     1     2     3, the last one
         window 0     r0  + γ r1 + γ² r2                  from s0 to s3, discount γ³
@@ -290,13 +314,22 @@ class NStepBuffer:
         window 2                 r2  + γ r3              from s2 to s4, discount γ²
         window 3                       r3                from s3 to s4, discount γ
 
-    The windows that reach s4 bootstrap from it if the episode was truncated there, but not if it terminated.
-    In either case the environment's next step only resets it and ignores the action (next-step autoreset). This reset
-    row opens no window. With `alpha`, transitions are drawn by priority (SumTree), without it uniformly.
+    The windows that reach s4 bootstrap from it if the episode was truncated there, but not if it
+    terminated. In either case the environment's next step only resets it and ignores the action
+    (next-step autoreset). This reset row opens no window. With `alpha`, transitions are drawn by
+    priority (SumTree), without it uniformly; uint8 stays uint8.
     """
 
     def __init__(
-        self, capacity, observation_space, action_space, device="cpu", num_envs=1, n_step=1, gamma=0.99, alpha=None
+        self,
+        capacity,
+        observation_space,
+        action_space,
+        device="cpu",
+        num_envs=1,
+        n_step=1,
+        gamma=0.99,
+        alpha=None,
     ):
         shape = observation_space.shape
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
@@ -313,7 +346,7 @@ class NStepBuffer:
         self.gamma = gamma
         self.size = 0  # transitions stored so far
         self.position = 0  # slot that is written next
-        self.open_steps = [deque() for _ in range(num_envs)]  # per environment: steps with open windows, oldest first
+        self.open_steps = [deque() for _ in range(num_envs)]  # whose windows are open, oldest first
         self.tree = None if alpha is None else SumTree(capacity, alpha)
 
     def begin_episodes(self):
@@ -321,15 +354,15 @@ class NStepBuffer:
         for steps in self.open_steps:
             steps.clear()
 
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Add a step of all environments, each argument (N, …); actions are (N, D). Returns the slots written."""
+    def add(self, obs, actions, rewards, next_obs, terminated, truncated, reset_rows):
+        """Add a step of all N environments; actions are (N, D). Returns the slots written."""
         slots = []
         for i in np.flatnonzero(~reset_rows):
             steps = self.open_steps[i]
             steps.append((obs[i], actions[i], rewards[i]))
-            ended = terminated[i] or truncated[i]
+            done = terminated[i] or truncated[i]
             # Close the oldest window if it is full. At the end of the episode, close all.
-            while len(steps) == self.n_step or (ended and steps):
+            while len(steps) == self.n_step or (done and steps):
                 slots.append(self.write(steps, next_obs[i], terminated[i]))
                 steps.popleft()
         slots = np.array(slots, int)
@@ -338,7 +371,7 @@ class NStepBuffer:
         return slots
 
     def write(self, steps, next_obs, terminated):
-        """Store the transition from the first of these steps to the next_obs of the last one. Returns the slot."""
+        """Store the transition from the first of these steps to next_obs. Returns the slot."""
         slot = self.position
         obs, action, _ = steps[0]
         self.obs[slot] = obs
@@ -357,7 +390,7 @@ class NStepBuffer:
         return NStepTransitions(*[torch.as_tensor(array, device=self.device) for array in arrays])
 
     def sample(self, batch_size, rng, beta=0.0):
-        """(slots, importance weights, NStepTransitions), each of length B. ValueError if fewer than B are stored."""
+        """(slots, importance weights, NStepTransitions), each of length B. ValueError if fewer are stored."""
         if batch_size > self.size:
             raise ValueError(f"cannot sample {batch_size} of {self.size} stored transitions")
         if self.tree is None:
@@ -368,13 +401,14 @@ class NStepBuffer:
         return slots, torch.as_tensor(weights, device=self.device), self.get(slots)
 
     def update_priorities(self, slots, errors):
-        """Set the priorities of these slots from their errors or KL losses (B,). Without priorities, do nothing."""
+        """Set the priorities of these slots from their errors (B,), if there are priorities."""
         if self.tree is not None:
             self.tree.update(slots, errors.cpu().numpy())
 
     def state_dict(self):
-        """What is stored, for a checkpoint. Open windows are left out: after a checkpoint, all episodes begin anew."""
-        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in NStepTransitions._fields}
+        """What is stored, for a checkpoint, but for open windows: all episodes begin anew then."""
+        names = NStepTransitions._fields
+        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in names}
         state = {"size": self.size, "position": self.position, **filled}
         if self.tree is not None:
             state["tree"] = self.tree.state_dict()
@@ -391,20 +425,24 @@ class NStepBuffer:
 
 
 class SumTree:
-    """Draws slots in proportion to their priorities p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, eq. 1: p_i^alpha).
+    """Draws slots in proportion to their priorities.
 
-    Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities 1, 2, 0 and 5:
+        p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, eq. 1: p_i^alpha)
 
-                             node 1: 8
-                   ┌─────────────┴─────────────┐
-               node 2: 3                   node 3: 5
-             ┌─────┴─────┐               ┌─────┴─────┐
-         node 4: 1   node 5: 2       node 6: 0   node 7: 5
-         = slot 0    = slot 1        = slot 2    = slot 3
+    Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities
+    1, 2, 0 and 5:
 
-    A random number from 0 to 8 leads from the top to a slot. Take 2.5. It is less than 3, the sum on the left: go left,
-    to node 2. There it is not less than 1, the sum on the left: subtract 1 and go right, to slot 1. So do all numbers
-    from 1 to 3: the probability of slot 1 is 2/8. All numbers of a batch go down together, one level at a time.
+                                node 1: 8
+                      ┌─────────────┴─────────────┐
+                  node 2: 3                   node 3: 5
+                ┌─────┴─────┐               ┌─────┴─────┐
+            node 4: 1   node 5: 2       node 6: 0   node 7: 5
+            = slot 0    = slot 1        = slot 2    = slot 3
+
+    A random number from 0 to 8 leads from the top to a slot. Take 2.5. It is less than 3, the sum on
+    the left: go left, to node 2. There it is not less than 1, the sum on the left: subtract 1 and go
+    right, to slot 1. So do all numbers from 1 to 3: the probability of slot 1 is 2/8. All numbers of
+    a batch go down together, one level at a time.
     """
 
     def __init__(self, capacity, alpha):
@@ -419,7 +457,7 @@ class SumTree:
         self.write(slots, self.highest)
 
     def update(self, slots, errors):
-        """Set the priorities of these slots from their errors or KL losses (B,); raise `highest` if one is higher."""
+        """Set the priorities of these slots from their errors (B,), and `highest` if one is higher."""
         priorities = (np.abs(errors) + 1e-6) ** self.alpha
         self.highest = max(self.highest, float(priorities.max()))
         self.write(slots, priorities)
@@ -433,10 +471,14 @@ class SumTree:
             self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
 
     def sample(self, batch_size, rng, beta):
-        """(slots, importance weights), each (B,); one slot from each of B equal parts of the sum of all priorities.
+        """(slots, importance weights), each (B,); one slot from each of B equal parts of the sum.
 
-        A transition is drawn with probability P = p / (sum of all p). Its weight is (1 / (size P))^beta, divided by the
-        largest in the batch (arXiv 1511.05952, section 3.4). Size and sum cancel in this quotient: p^-beta is left.
+        A slot is drawn with probability P. Its weight w is divided by the largest of the batch:
+
+            P = p / (sum_i p_i)
+            w = (1 / (size P))^beta   (arXiv 1511.05952, section 3.4)
+
+        Size and sum cancel in this quotient: p^-beta is left.
         """
         numbers = (np.arange(batch_size) + rng.random(batch_size)) * self.nodes[1] / batch_size
         nodes = np.ones(batch_size, np.int64)
@@ -459,154 +501,199 @@ class SumTree:
         self.highest = float(state["highest"])
 
 
-# --------------------------------------------------------------------------------------------- targets and losses
+# -------------------------------------------------------------------------------- targets and losses
 def linear_schedule(start, end, duration, step):
-    """From `start` at step 0 to `end` at step `duration`, in a straight line, and `end` from then on."""
+    """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
     return end + (start - end) * max(0.0, 1 - step / duration)
 
 
 def td_targets(rewards, terminated, gamma, target_q, online_q=None):
-    """Targets y (B,) = r + gamma (1 - terminated) Q'(s', a*). target_q is Q'(s', .), online_q Q(s', .): (B, actions).
+    """Targets y (B,) from target_q, which is Q'(s', .), and online_q, Q(s', .): both (B, actions).
 
-    Without online_q, a* = argmax_a Q'(s', a) (Mnih 2015, algorithm 1). This y is too high on average: the maximum
-    prefers values with positive errors. With online_q, a* = argmax_a Q(s', a) (double DQN, arXiv 1509.06461; Q' is its
-    theta^-). The bias is then smaller: the errors of Q and Q' differ. gamma: a number, or rainbow.py's gamma^k (B,).
+        y = r + gamma (1 - terminated) Q'(s', a*)
+        a* = argmax_a Q'(s', a)   (without `online_q`: Mnih 2015, algorithm 1)
+        a* = argmax_a Q(s', a)   (double DQN: arXiv 1509.06461, eq. 4; Q' is its theta^-)
+
+    The first y is too high on average: the maximum prefers values with positive errors. The second
+    has less of this bias, since the errors of Q and Q' differ. `gamma`: a number or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
 def project(rewards, terminated, discounts, probs, support):
-    """Project the distribution of y = r + discount (1 - terminated) z onto the atoms: probabilities m (B, atoms).
+    """Project the distribution of returns y onto the atoms: probabilities m (B, atoms).
 
-    `support` (atoms,) holds the atoms z_j, d apart. `probs` (B, atoms) holds the probability p_j of z_j, and so of y_j.
-    The two atoms around y_j share p_j; the nearer gets more. Beyond the ends, the outermost atom gets it all:
+        y_j = r + gamma (1 - terminated) z_j
+        m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j   (arXiv 1707.06887, eq. 7)
 
-        m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j     (arXiv 1707.06887, eq. 7)
-
-    clip limits y to the range of the atoms, and [x]_0^1 limits x to [0, 1]; here x is never above 1. discounts: (B,)
-    or a number.
+    `support` (atoms,) holds the atoms z_j, d apart; `probs` (B, atoms) the probability p_j of z_j,
+    and so of y_j. The two atoms around y_j share p_j; the nearer gets more. clip limits y to the range
+    of the atoms: beyond the ends, the outermost atom gets it all. [x]_0^1 limits x to [0, 1]; here x
+    is never above 1. `discounts`, the gammas: (B,) or a number.
     """
-    distance = support[1] - support[0]
+    spacing = support[1] - support[0]
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
     y = y.clamp(support[0], support[-1])
-    shares = (1 - (y[:, :, None] - support).abs() / distance).clamp(min=0)  # (B, j, i): what y_j gives to z_i
+    distances = (y[:, :, None] - support).abs()  # (B, j, i): from y_j to z_i
+    shares = (1 - distances / spacing).clamp(min=0)  # what y_j gives to z_i
     return (probs[:, :, None] * shares).sum(1)
 
 
+def q_bound(reward, discount):
+    """No true Q is above this, if `reward` is the largest one; 0 if it is negative.
+
+    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
+    """
+    return max(0.0, float(reward)) / max(1e-9, 1 - discount)
+
+
+def q_losses(q, targets, clip_error):
+    """Squared errors (B,); with `clip_error` Huber losses, whose slope is ±1 beyond 1 (Mnih 2015).
+
+        L = (y - Q)^2
+
+    Q is a mean, and squared errors find the mean. Say that one step in twenty ends the episode and
+    is worth 0, the others 100. The slopes of the twenty losses add up to 0 where
+
+        19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
+        19 (100 - Q) = 1   (clipped: Q = 99.95, as an error of 95 pulls like an error of 1)
+
+    So clipped errors forget rare failures, and bootstrapping hands this on from state to state.
+    """
+    if clip_error:
+        return nn.functional.huber_loss(q, targets, reduction="none")
+    return (targets - q).square()
+
+
 def td_losses(agent, target, batch, args):
-    """(Huber losses (B,), |y - Q| (B,) for the priorities, figures to log) of NStepTransitions."""
+    """(losses (B,), errors |y - Q| (B,) for the priorities, metrics) of NStepTransitions."""
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
-        targets = td_targets(batch.rewards, batch.terminated, batch.discounts, target_q, online_q)
+        discounts = batch.discounts
+        targets = td_targets(batch.rewards, batch.terminated, discounts, target_q, online_q)
     q = agent(batch.obs).gather(1, batch.actions).squeeze(1)
-    losses = nn.functional.huber_loss(q, targets, reduction="none")
+    losses = q_losses(q, targets, args.clip_error)
     return losses, (targets - q).detach().abs(), {"q": q.detach().mean()}
 
 
 def distributional_losses(agent, target, batch, args):
-    """(losses KL(target || prediction) (B,), the same without gradient as priorities, figures to log)."""
+    """(losses (B,), the same without gradient as priorities, metrics) of NStepTransitions.
+
+    L = KL(m || p) = sum_i m_i log(m_i / p_i)   (arXiv 1710.02298, section 3)
+    """
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
     with torch.no_grad():
         next_probs = target.log_probs(batch.next_obs).exp()
         next_q = agent(batch.next_obs) if args.double else (next_probs * support).sum(2)
         best_probs = next_probs[rows, next_q.argmax(1)]  # those of a*, (B, atoms)
-        targets = project(batch.rewards, batch.terminated, batch.discounts, best_probs, support)
-        outside = outside_support(batch.rewards, batch.terminated, batch.discounts, best_probs, support)
+        to_project = batch.rewards, batch.terminated, batch.discounts, best_probs, support
+        targets = project(*to_project)
+        outside = outside_support(*to_project)
     log_probs = agent.log_probs(batch.obs)[rows, batch.actions[:, 0]]
-    losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # sum of m log(m / p), where 0 log 0 = 0
+    losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # xlogy: 0 log 0 is 0
     q = (log_probs.detach().exp() * support).sum(1)
     return losses, losses.detach(), {"q": q.mean(), "outside_support": outside.mean()}
 
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
+    """Move all weights of the target network towards those of the source.
+
+    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
+    """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, the dict that is saved as summary.json. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)  # a RainbowNetwork
     target = copy.deepcopy(agent)
-    target.obs_stats = agent.obs_stats  # one object for both: they normalise observations alike
+    target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
+    buffer = make_n_step_buffer(args, envs, agent)
+    set_threads(agent.image)
+    run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
-    buffer = make_n_step_buffer(args, envs, agent)  # no --multi-step: n is 1; no --prioritized: alpha is None
-    run = Run(args, agent, envs, target=target, optimizer=optimizer, buffer=buffer)  # --resume loads into these
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    parts = {"target": target, "optimizer": optimizer, "scheduler": scheduler, "buffer": buffer}
+    run.start(agent=agent, **parts)  # --resume loads their states
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
-    learning_starts = max(args.learning_starts, args.batch_size)  # buffer.size may be less: open windows are not stored
+    learning_starts = max(args.learning_starts, args.batch_size)
     losses_of = distributional_losses if args.distributional else td_losses
 
+    envs, obs, dones, rng = run.new_envs()
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and after each checkpoint, exactly as a resumed run does
-            envs, obs, rng = run.new_envs()
-            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
-            buffer.begin_episodes()
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         beta = linear_schedule(args.beta, 1, args.total_timesteps, run.step)
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
-
-        obs = obs.copy()  # the environments may write their next observations into the same array
-        actions = agent.explore(obs, epsilon, rng)  # with --noisy, epsilon is 0: only the noise explores
+        obs = obs.copy()  # the environments may write the next ones into the same array
+        actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
+        first_step = run.step + 1
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:
-            agent.obs_stats.update(obs[~reset_rows])
-        step_before = run.step
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; reset rows do not count
+        buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, truncated, dones)
+        if agent.obs_stats is not None:  # the buffer keeps raw observations
+            agent.obs_stats.update(obs[~dones])
         obs = next_obs
-        reset_rows = terminated | truncated
-        # N environments took up to N steps at once. Count them one by one, so that no update is missed.
-        for step in range(step_before + 1, run.step + 1):
-            if step >= learning_starts and step % args.train_frequency == 0 and buffer.size >= args.batch_size:
+        dones = terminated | truncated  # whose next step only resets
+
+        # The environments took several steps at once: update as often as if one by one.
+        for step in range(first_step, run.step + 1):
+            starts = step >= learning_starts and buffer.size >= args.batch_size  # open windows are not stored
+            if starts and step % args.train_frequency == 0:
+                agent.train()  # if you add dropout, it belongs to the loss alone
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # the same noise for Q(s, a) and a*; in arXiv 1706.10295, each has its own
+                    agent.draw_noise(rng)  # for Q(s, a) and a*; arXiv 1706.10295 draws for each
                     target.draw_noise(rng)
-                    losses, errors, figures = losses_of(agent, target, batch, args)
+                    losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
                     optimizer.zero_grad()
                     loss.backward()
                     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                     optimizer.step()
                     buffer.update_priorities(slots, errors)
-                    run.log(loss=loss.detach(), **figures)
-                    warn_of_support(figures, args)
+                    run.log(loss=loss.detach(), **metrics)
+                    warn_of_support(metrics, args)
+                agent.eval()
+                scheduler.step()
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
-        run.log(epsilon=epsilon, learning_rate=optimizer.param_groups[0]["lr"], sigma=agent.mean_sigma())
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
+        run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0], sigma=agent.mean_sigma())
+        if run.write_what_is_due():  # a checkpoint: training begins anew, as a resumed run does
+            envs, obs, dones, rng = run.new_envs()
+            buffer.begin_episodes()
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, environments =========================================================
+# ===== helpers: settings, parts of the networks, environments =====================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes buffer_size batch_size train_frequency".split()
-RANGES = dict.fromkeys([*LEAST_1, "gradient_steps", "target_network_frequency", "hidden_sizes", "n_step"], (1, 1e15))
-RANGES |= dict.fromkeys("gamma tau start_e end_e exploration_fraction alpha beta".split(), (0, 1))
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return", "v_min", "v_max"], (-1e15, 1e15))
-RANGES |= {"num_atoms": (2, 1e4)}
-CURVE = {"loss": "loss of Q", "q": "mean Q", "sigma": "noise in the weights"}  # the curve's panels
-EXPLORES = True  # training episodes contain exploration: only an evaluation shows how good the agent is
-PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+CURVE = {"loss": "loss of Q", "q": "mean Q", "sigma": "noise in the weights"}
+EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr", "exploration_fraction", "prioritized")  # if set, a schedule ends with the run
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs"}
+VECTOR_MODE = None  # the environment's own vector version, if it has one
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
-# Settings with which training succeeds, per environment. Flags override them. Where rewards are rare, returns stay far
-# within the bounds that Args gives for v_min and v_max; with narrower bounds, the atoms are closer together.
+# Tuned settings per environment; flags win over them. Where rewards are rare, returns stay far within
+# the bounds that Args gives for v_min and v_max; with narrower bounds, atoms are closer together.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
-         "clip_reward": True, "total_timesteps": 10_000_000}  # fmt: skip
+         "clip_error": True, "clip_reward": True, "total_timesteps": 10_000_000,
+         "checkpoint_every": 1_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
@@ -661,7 +748,10 @@ class RunningMeanStd(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """The convolutions of DQN (Mnih et al. 2015, doi 10.1038/nature14236): (B, *shape) of bytes -> (B, outputs)."""
+    """The convolutions of DQN (Mnih et al. 2015, doi 10.1038/nature14236).
+
+    (B, *shape) of bytes -> (B, outputs).
+    """
 
     def __init__(self, shape):
         super().__init__()
@@ -686,17 +776,46 @@ def is_image(space):
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
 
-    def __init__(self, env, limit):
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 def make_envs(args, num_envs, render=False, video=None):
@@ -718,7 +837,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:
@@ -737,6 +856,38 @@ def make_envs(args, num_envs, render=False, video=None):
     return vectors_or_images(envs, args.env_id)
 
 
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
+
+
 def choose_device(args, image=False):
     """The device that args.device means. UserError if there is no such device."""
     automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
@@ -748,18 +899,23 @@ def choose_device(args, image=False):
     return device
 
 
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def make_q_network(args, envs):
     """An untrained QNetwork for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, spaces.Discrete):
-        raise UserError(f"{args.env_id}: no Q network for observations {obs_space} and actions {action_space}")
+        pair = f"observations {obs_space} and actions {action_space}"
+        raise UserError(f"{args.env_id}: no Q network for {pair}")
     if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
-    agent = QNetwork(obs_space, action_space, args, device)
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
+    return QNetwork(obs_space, action_space, args, device).eval()
 
 
 QNetwork = RainbowNetwork  # as make_q_network calls it
@@ -767,29 +923,46 @@ make_agent = make_q_network  # as the run section calls it
 
 
 def outside_support(rewards, terminated, discounts, probs, support):
-    """The probability (B,) that `project` clips y to an outermost atom; a margin keeps rounding errors out."""
+    """The probability (B,) that `project` clips y; a margin keeps rounding errors out."""
     margin = 0.01 * (support[1] - support[0])
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
     beyond = (y < support[0] - margin) | (y > support[-1] + margin)
     return (probs * beyond).sum(1)
 
 
-def warn_of_support(figures, args):
-    """Warn (Python hides repetitions) if over 5 % of the probability of a batch's targets is beyond the support."""
-    if figures.get("outside_support", 0) > 0.05:
-        gym.logger.warn(f"returns leave the support [{args.v_min:g}, {args.v_max:g}]: see --v-min and --v-max")
+def warn_of_support(metrics, args):
+    """Warn (Python hides repetitions) if over 5 % of a batch's probability is beyond the support."""
+    if metrics.get("outside_support", 0) > 0.05:
+        support = f"[{args.v_min:g}, {args.v_max:g}]"
+        gym.logger.warn(f"returns leave the support {support}: see --v-min and --v-max")
 
 
 def make_n_step_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small, or v_min not less than v_max."""
+    """The replay buffer that `args` ask for. UserError if sizes or the support are not right."""
     n_step = args.n_step if args.multi_step else 1
-    if args.v_min >= args.v_max:
-        raise UserError("v_min must be less than v_max")
-    if args.buffer_size < max(args.batch_size, n_step * args.num_envs):
-        raise UserError("buffer_size must not be less than batch_size or n_step x num_envs")
+    if args.distributional and (args.v_min >= args.v_max or args.num_atoms < 2):
+        raise UserError("v_min must be less than v_max, and num_atoms at least 2")
+    check_buffer_size(args, envs)
+    if n_step < 1 or args.buffer_size < n_step * args.num_envs:
+        raise UserError("n_step must be at least 1, and buffer_size at least n_step x num_envs")
     alpha = args.alpha if args.prioritized else None
-    space, action_space = envs.single_observation_space, envs.single_action_space
-    return NStepBuffer(args.buffer_size, space, action_space, agent.device, args.num_envs, n_step, args.gamma, alpha)
+    spaces_of_env = envs.single_observation_space, envs.single_action_space
+    settings = args.num_envs, n_step, args.gamma, alpha
+    return NStepBuffer(args.buffer_size, *spaces_of_env, agent.device, *settings)
+
+
+def check_buffer_size(args, envs):
+    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
+    if args.buffer_size < max(args.batch_size, args.num_envs):
+        raise UserError("buffer_size must not be less than batch_size or num_envs")
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
+    try:
+        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
 
 
 # ===== run: the same in every script ==============================================================

@@ -64,6 +64,12 @@ def later_q(m):
     return agent(tensor([[0.0], [1.0]]))
 
 
+def lottery_q(m):
+    """Q of a ticket, the same for both actions."""
+    agent = trained(m, env_id="Classroom/Lottery-v0", total_timesteps=4000, **SMALL_DQN).agent
+    return agent(tensor([[0.0]]))
+
+
 def epsilons(m):
     """Epsilon after a quarter, a half, and at the end."""
     settings = {"exploration_fraction": 0.5, "start_e": 1.0, "end_e": 0.1}
@@ -78,6 +84,7 @@ hunt(
     "week 5, 40 minutes",
     cases={
         "Q of two steps, of which the second pays 1 for action 1, with gamma 0.5": (later_q, 0.15),
+        "Q of a step that pays 20 one time in ten, and else nothing": (lottery_q, 0.6),
         "epsilon, to fall from 1 to 0.1 over the first half: after a quarter, a half, and all": (epsilons, 0.05),
     },
     bugs={
@@ -89,6 +96,8 @@ hunt(
         "MountainCar-v0, where the goal has to be found first, it rarely leaves -200.",
         "td_targets: ~terminated * target_q -> target_q": "On CartPole-v1 q goes towards 1 / (1 - gamma), however "
         "short the episodes are. With --gamma 0 all is well.",
+        "q_losses: (targets - q).square() -> (targets - q).abs()": "q tells what mostly happens. On CartPole-v1 it "
+        "reaches 1 / (1 - gamma) while the pole still falls, and may rise beyond it without end.",
         "ReplayBuffer.add: = next_obs[played] -> = obs[played]": "A reward that comes late is learnt in the step that "
         "it is paid in, but not in those before. With --gamma 0 all is well.",
         "train: linear_schedule(args.start_e, args.end_e, -> linear_schedule(args.end_e, args.start_e,": "Episodes of "
@@ -339,7 +348,7 @@ def units(m):
     team.value_norm.update(tensor([90.0, 110.0]))  # mean 100, deviation 10
     buffer = m.TeamBuffer(args, team)
     buffer.rewards[:] = 7
-    steps = buffer.critic_steps(team, args)
+    steps = buffer.critic_steps(team)
     return steps.returns[:, 0], steps.advantages[:, 0]
 
 

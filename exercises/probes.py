@@ -113,7 +113,14 @@ class Window(Probe):
         return 0
 
 
-for env in (Walk, Chain, Endless, Later, Cue, Window):
+class Lottery(Probe):
+    """One step; it pays 20 one time in ten, and else nothing."""
+
+    def reward(self, action):
+        return 20 * (self.np_random.random() < 0.1)
+
+
+for env in (Walk, Chain, Endless, Later, Cue, Window, Lottery):
     gym.register(f"Classroom/{env.__name__}-v0", env, disable_env_checker=True)
 gym.register("Classroom/CutWalk-v0", Walk, disable_env_checker=True, kwargs={"end": "truncated"})
 

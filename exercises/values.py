@@ -25,9 +25,11 @@ def add_steps(buffer, steps):
         obs = np.array(numbers, np.float32)[:, None]
         given = {name: np.array([letter in kinds for letter in letters]) for name, kinds in LETTERS.items()}
         given |= {"obs": obs, "rewards": obs[:, 0], "next_obs": obs + 0.5}
+        if not hasattr(buffer, "discounts"):  # dqn.py's buffer need not know what was truncated
+            del given["truncated"]
         slots.append(buffer.add(**given, actions=(np.arange(len(obs)) + t)[:, None] % 9))
     names = "obs actions rewards next_obs terminated discounts".split()
-    names = [name for name in names if hasattr(buffer, name)]  # only rainbow.py stores discounts
+    names = [name for name in names if hasattr(buffer, name)]
     rows = [[np.ravel(getattr(buffer, name)[i])[0] for name in names] for i in range(buffer.capacity)]
     return rows, slots, buffer.position, buffer.size
 
@@ -65,8 +67,8 @@ exercise(
     cut="dqn.py: ReplayBuffer.add, ReplayBuffer.sample",
     task="write what stores transitions and what draws them. The arrays self.obs, next_obs, actions, rewards and "
     "terminated have a row per slot; self.position is the next slot to write, self.size how many are filled. Reset "
-    "rows are left out. self.get(slots) makes Transitions of an array of slots; rng is a NumPy Generator. Truncated "
-    "transitions are like any other: only termination ends the future. add returns an array of slots.",
+    "rows are left out. self.get(slots) makes Transitions of an array of slots; rng is a NumPy Generator. add "
+    "returns an array of slots.",
     cases={
         "two environments, two steps, capacity 3: (rows (obs, action, reward, next_obs, terminated), slots of each "
         "step, position, size) | the remainder of position + 0, 1, … divided by the capacity": ring(
@@ -86,14 +88,46 @@ exercise(
         "storing the actions without leaving out reset rows": "= actions[played] -> = actions[:count]",
         "letting size grow beyond the capacity": "min(self.size + count, self.capacity) -> self.size + count",
         "storing the reset row, whose action was ignored": "played = ~reset_rows -> played = reset_rows | True",
-        "storing truncation as termination: the future has not gone": "= terminated[played] -> "
-        "= (terminated | truncated)[played]",
         "drawing from slots that are still empty": "rng.integers(self.size, size -> rng.integers(self.capacity, size",
         "drawing without replacement": "integers(self.size, size=batch_size) -> "
         "choice(self.size, batch_size, replace=False)",
         "handing out more than there is": "if batch_size > self.size -> if False",
     },
     learn=(DQN_CARTPOLE, 60.0),
+)
+
+TWENTY = {"q": [95.0] * 20, "targets": [100.0] * 19 + [0.0]}
+ERRORS = {"q": normal("B", 2.0), "targets": normal("B", 2.0), "clip_error": pick(False, True)}
+exercise(
+    "clipped-error",
+    course="week 4, 20 minutes: squared errors, clipped errors, and what each of them estimates",
+    cut="dqn.py: q_losses",
+    task="write the loss of each transition: with e = y - Q, the squared error e^2; with clip_error, the Huber loss, "
+    "e^2 / 2 up to |e| = 1 and |e| - 1/2 beyond, whose slope is e clipped to ±1. `q` and `targets` are (B,); so is the "
+    "result. The slopes by q are what moves the network, so they are checked as well.",
+    cases={
+        "errors 3, -0.5, 0: (losses, their slopes by q) | the sign of a slope, and the factor 2": tensors(
+            "q_losses", by=["q"], q=[0.0, 1.0, 2.0], targets=[3.0, 0.5, 2.0], clip_error=False
+        ),
+        "the same errors, clipped | the loss and its slope where |e| is just below 1, and just above": tensors(
+            "q_losses", by=["q"], q=[0.0, 1.0, 2.0], targets=[3.0, 0.5, 2.0], clip_error=True
+        ),
+        "Q is 95, nineteen targets are 100 and one is 0; squared: add the slopes up. They are 0: Q is the mean "
+        "| what one error of 95 weighs beside nineteen of 5": tensors("q_losses", by=["q"], **TWENTY, clip_error=False),
+        "the same, clipped: the slopes add up to -18, so Q rises on, nearly to the median, 100 "
+        "| what one error of 95 weighs beside nineteen of 5": tensors("q_losses", by=["q"], **TWENTY, clip_error=True),
+    },
+    random=tensors("q_losses", by=["q"], **ERRORS),
+    mistakes={
+        "taking the absolute error: half of the targets are above its estimate, a median": "(targets - q).square() -> "
+        "(targets - q).abs()",
+        "always clipping": "if clip_error -> if True",
+        "never clipping": "if clip_error -> if False",
+        "clipping the error before it is squared: then large errors have no slope, and teach nothing": ""
+        'nn.functional.huber_loss(q, targets, reduction="none") -> (targets - q).clamp(-1, 1).square() / 2',
+        "taking the mean already: here each transition has a loss of its own": "(targets - q).square() -> "
+        "(targets - q).square().mean()",
+    },
 )
 
 ROWS = {"rewards": [1.0, 2.0, 3.0], "terminated": [False, False, True], "gamma": [0.5, 0.25, 0.5],
@@ -180,11 +214,11 @@ exercise(
     random=random_windows,
     mistakes={
         "bootstrapping with gamma, as after one step": "self.gamma ** len(steps) -> self.gamma",
-        "losing the windows that the end of the episode cuts short": " or (ended and steps): -> :",
+        "losing the windows that the end of the episode cuts short": " or (done and steps): -> :",
         "discounting by gamma^n, however few rewards there were": "self.gamma ** len(steps) -> self.gamma**self.n_step",
-        "storing truncation as termination": "next_obs[i], terminated[i]) -> next_obs[i], ended)",
-        "going on into the next episode after a truncation": "ended = terminated[i] or truncated[i] -> "
-        "ended = terminated[i]",
+        "storing truncation as termination": "next_obs[i], terminated[i]) -> next_obs[i], done)",
+        "going on into the next episode after a truncation": "done = terminated[i] or truncated[i] -> "
+        "done = terminated[i]",
         "taking the reset row for a step": "np.flatnonzero(~reset_rows) -> range(len(reset_rows))",
         "mixing steps of several environments": "self.open_steps[i] -> self.open_steps[0]",
         "not telling the tree: what it does not know is never drawn": "self.tree.add(slots) -> pass",

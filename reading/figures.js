@@ -84,10 +84,10 @@ const compute = {
     (sum(returns.map((b) => (b < a) + (b <= a))) - 1) / 2 / (returns.length - 1) - 0.5),
   es_gradient: ({ fitnesses: F, noise, sigma }) => noise[0].map((_, i) =>
     sum(noise.map((eps, k) => (F[2 * k] - F[2 * k + 1]) * eps[i])) / F.length / sigma),
-  squashed_gaussian({ mean, log_std, noise, half_range = 1 }) {
+  squashed_gaussian({ mean, log_std, noise }) {
     const u = mean.map((row, b) => row.map((m, i) => m + Math.exp(log_std[b][i]) * noise[b][i]));
-    const slope = (x, i) => Math.log(each(half_range, i)) + 2 * (Math.log(2) - x - Math.log1p(Math.exp(-2 * x)));
-    const log = (b, x, i) => -(noise[b][i] ** 2) / 2 - log_std[b][i] - Math.log(2 * Math.PI) / 2 - slope(x, i);
+    const slope = (x) => 2 * (Math.log(2) - x - Math.log1p(Math.exp(-2 * x))); // its logarithm
+    const log = (b, x, i) => -(noise[b][i] ** 2) / 2 - log_std[b][i] - Math.log(2 * Math.PI) / 2 - slope(x);
     return [u.map((row) => row.map(Math.tanh)), u.map((row, b) => sum(row.map((x, i) => log(b, x, i))))];
   },
 };
