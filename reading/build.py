@@ -160,7 +160,7 @@ class Site:
             return f"img/{full.name}"
         if full.parent == REPO / "docs" or full.stem in self.scripts and full.parent == REPO:
             return f"{full.stem}.html{sign}{part}"
-        top = os.environ.get("SOURCE_URL") or os.path.relpath(REPO, self.folder)
+        top = os.environ.get("SOURCE_URL", "..")  # where the repository is, seen from site/
         return f"{top}/{full.relative_to(REPO).as_posix()}{sign}{part}"
 
     def markdown(self, text, base="docs"):
