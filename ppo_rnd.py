@@ -193,7 +193,8 @@ class Agent(nn.Module):
             self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
         # Created after the move, so that they stay on the CPU: some devices lack their float64.
-        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
+        self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
@@ -920,8 +921,6 @@ def make_agent(args, envs):
     kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
         raise UserError(f"{args.env_id}: no Agent for observations {obs_space} and actions {action_space}")
-    if is_image(obs_space) and args.normalize_obs:
-        raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
     if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
