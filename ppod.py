@@ -75,7 +75,7 @@ class Args:
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
     target_agent_demos_dir: str | None = None  # folder in which the best demos are saved
-    num_agent_demos_to_save: int = 10  # at most so many reward demos and so many value demos are saved
+    num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
     recurrent: bool = True  # a GRU between trunk and heads; without it the agent has no memory
