@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
 #   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "numpy>=1.26", "matplotlib>=3.8",
-#   "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "mpe2>=1.0",
+#   "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "mpe2>=1.0", "pettingzoo>=1.25,<2",
 # ]
 # ///
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
