@@ -1,6 +1,6 @@
 # /// script
-# requires-python = ">=3.11"
-# dependencies = ["numpy==2.4.6", "matplotlib==3.11.2", "tyro==1.0.17"]
+# requires-python = ">=3.11,<3.15"
+# dependencies = ["numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0"]
 # ///
 """Compare runs: the learning curves of several run folders in one picture, averaged over seeds.
 

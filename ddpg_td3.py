@@ -1,30 +1,36 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
 """Deep deterministic policy gradient (DDPG) and TD3, all of it, in this one file.
 
-The actor mu(s) picks one action per state, and the critic Q(s, a) predicts the return that follows it. From stored
-transitions (s, a, r, s'), gradient descent on L(Q) moves Q towards the target y, and gradient ascent on J improves mu:
+The actor mu(s) picks one action per state, and the critic Q(s, a) predicts the return that follows
+it. From stored transitions (s, a, r, s'), gradient descent on L(Q) moves Q towards the target y, and
+gradient ascent on J improves mu:
 
-    y = r + gamma (1 - terminated) Q'(s', mu'(s')),    L(Q) = E[ (Q(s, a) - y)^2 ],    J(mu) = E[ Q(s, mu(s)) ]
+    y = r + gamma (1 - terminated) Q'(s', mu'(s'))   (arXiv 1509.02971, algorithm 1)
+    L(Q) = E[ (Q(s, a) - y)^2 ],   J(mu) = E[ Q(s, mu(s)) ]
 
-The target networks Q' and mu' follow Q and mu slowly (arXiv 1509.02971). If Q overrates an action, mu learns to take
-it, and y passes the error on. TD3 adds three tricks against that: noise on mu'(s') blurs narrow peaks of Q', y uses the
-lower value of two critics, and the actor and the target networks are updated less often than the critics.
+The target networks Q' and mu' follow Q and mu slowly. If Q overrates an action, mu learns to take
+it, and y passes the error on. TD3 adds three tricks against that: noise on mu'(s') blurs narrow
+peaks of Q', y uses the lower value of two critics, and the actor and the target networks are updated
+less often than the critics.
 
-    python ddpg_td3.py                                      # Pendulum-v1 with TD3, a minute
-    python ddpg_td3.py --algorithm ddpg                     # Pendulum-v1 with DDPG: without the three tricks
-    python ddpg_td3.py --evaluate runs/DIR --render         # watch the trained agent
+    python ddpg_td3.py                                # Pendulum-v1 with TD3, a minute
+    python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
+    python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here without its batch normalisation and weight decay), TD3 arXiv 1802.09477.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: DDPG arXiv 1509.02971 (here without its batch normalisation and weight decay), TD3 arXiv
+1802.09477. The story ends at "# ===== helpers"; the code below it makes environments, keeps the run
+folder and draws the curve.
 """
 
+import ast
 import copy
+import importlib
 import json
 import math
 import os
@@ -34,8 +40,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -56,53 +63,56 @@ class Args:
     """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three, TD3's tricks; None: TUNED's choice, else td3
-    target_noise: float = 0.2  # trick 1: standard deviation of noise on mu'(s') in y; DDPG: 0, but TUNED may differ
-    twin_q: bool = True  # trick 2: two critics, and the target y uses the lower of their values; DDPG: one critic
-    policy_frequency: int = 2  # trick 3: critic updates per update of actor and target networks; DDPG: 1
+    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: TUNED's choice, else td3
+    target_noise: float = 0.2  # trick 1: deviation of the noise on mu'(s') in y; DDPG: 0, but TUNED may differ
+    twin_q: bool = True  # trick 2: the target y uses the lower value of two critics; DDPG: one critic
+    policy_frequency: int = 2  # trick 3: critic updates per update of actor and targets; DDPG: 1
     noise_clip: float = 0.5  # trick 1: its noise is clipped to ± this; 1 is half an action's range
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
+    max_grad_norm: float | None = None  # longer gradients are scaled down to it; None: none are
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint: gigabytes for images
+    buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
-    learning_starts: int = 1_000  # steps with uniformly random actions; updates begin after max(this, batch_size) steps
+    learning_starts: int = 1_000  # first steps, with uniformly random actions and no updates
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # exploration: gaussian, independent in each step; or ou, correlated
+    noise: Literal["gaussian", "ou"] = "gaussian"  # of exploration: independent draws, or lasting noise
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 0.15  # part of ou noise lost in a step; at 0.15, its deviation becomes 1.9 × exploration_noise
-    hidden_sizes: tuple[int, ...] = (256, 256)  # sizes of the hidden layers of actor and critics
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    ou_theta: float = 0.15  # share of ou noise lost in a step; 0.15 makes it 1.9 * exploration_noise wide
+    hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one, else the CPU
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them, as nn.Linear initialises them: uniform within ±1/sqrt(inputs)."""
+    """Linear layers with ReLU between them; weights are uniform in ±1/sqrt(inputs), as nn.Linear's."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -131,12 +141,13 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a): the discounted return to expect after action a in state s (in sac.py, with later entropy bonuses)."""
+    """Q(s, a): the return to expect after action a in state s (SAC: with later entropy bonuses)."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
         self.encoder, features = encoder(observation_space)
-        self.mlp = uniform_mlp(features + math.prod(action_space.shape), args.hidden_sizes, 1)
+        inputs = features + math.prod(action_space.shape)
+        self.mlp = uniform_mlp(inputs, args.hidden_sizes, 1)
 
     def forward(self, obs, actions):
         """Values (B,) of observations (B, …) and actions (B, D)."""
@@ -144,88 +155,117 @@ class Critic(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """The actor mu, one or two critics Q, and the target networks mu' and Q', which follow them slowly.
+    """The actor mu, one or two critics Q, and the target networks mu' and Q', which follow slowly.
 
-    Actions are (B, D) in [-1, 1] everywhere except in the environment. So noise of one size suits every dimension, and
-    the critics see all actions on the same scale.
+    Actions are (B, D) in [-1, 1] everywhere except in the environment. So noise of one size suits
+    every dimension, and the critics see all actions on the same scale.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
+        self.args = args
         self.device = device
+        self.observation_shape = observation_space.shape
         self.action_space = action_space
         self.action_dimensions = math.prod(action_space.shape)
+        self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.image = is_image(observation_space)
-        self.actor = Actor(observation_space, action_space, args)
-        num_critics = 2 if args.twin_q else 1  # each with its own random weights: a copy would learn just the same
-        self.critics = nn.ModuleList(Critic(observation_space, action_space, args) for _ in range(num_critics))
+        given = observation_space, action_space, args
+        self.actor = Actor(*given)
+        num_critics = 2 if args.twin_q else 1  # each with its own random weights: copies stay equal
+        self.critics = nn.ModuleList(Critic(*given) for _ in range(num_critics))
         self.target_actor = copy.deepcopy(self.actor)
         self.target_critics = copy.deepcopy(self.critics)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
-        self.obs_stats = RunningMeanStd(math.prod(observation_space.shape)) if args.normalize_obs else None
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        inputs = math.prod(observation_space.shape)
+        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def observe(self, obs):
-        """Observations (B, …) as the networks get them: images unchanged, vectors flat, normalised if args say so."""
+        """Observations (B, …) as the networks get them: images as they are, vectors flat, normalised."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def observe_batch(self, batch):
-        """The same transitions, with obs and next_obs as the networks get them."""
-        return batch._replace(obs=self.observe(batch.obs), next_obs=self.observe(batch.next_obs))
+        """A batch as the networks get it: observations by `observe`, rewards scaled if args say so.
 
-    @torch.inference_mode()
+        The buffer keeps them raw, so that old ones are normalised by the statistics of now as well.
+        """
+        rewards = batch.rewards
+        if self.return_stats is not None:
+            deviation = math.sqrt(self.return_stats.var.item() + 1e-8)
+            rewards = (rewards / deviation).clamp(-10, 10)
+        obs, next_obs = self.observe(batch.obs), self.observe(batch.next_obs)
+        return batch._replace(obs=obs, rewards=rewards, next_obs=next_obs)
+
+    def update_statistics(self, obs, discounted_returns):
+        """Count a step's observations (B, …) and discounted returns so far (B,), if args say so."""
+        if self.obs_stats is not None:
+            self.obs_stats.update(obs)
+        if self.return_stats is not None:
+            self.return_stats.update(discounted_returns)
+
+    @torch.inference_mode()  # as no_grad, but faster
     def explore(self, obs, noise):
-        """mu(s) + noise, clipped to [-1, 1]: a NumPy array (B, D), for an array of observations (B, …)."""
+        """mu(s) + noise, clipped to [-1, 1], as an array (B, D), for an array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
-        actions = self.actor(self.observe(torch.as_tensor(obs, dtype=dtype, device=self.device)))
-        return np.clip(actions.cpu().numpy() + noise, -1, 1)
+        obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
+        actions = self.actor(self.observe(obs)).cpu().numpy()
+        return np.clip(actions + noise, -1, 1)
 
     def act(self, obs):
-        """Actions for evaluations: mu(s) without noise, as the environment takes it, for observations (B, …)."""
+        """What the policy does without noise for observations (B, …), as the environment takes it."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.explore(obs, noise=0))
 
     def to_env(self, actions):
-        """Actions (B, D) as the environment takes them: scaled from [-1, 1] to its bounds, in its shape and type."""
+        """Actions (B, D) in [-1, 1] as the environment takes them, in its bounds, shape and type."""
         space = self.action_space
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        share = (actions.reshape(-1, *space.shape) + 1) / 2
-        actions = np.clip(low + share * (high - low), low, high)  # clip: rounding may overstep the bounds
-        return actions.astype(space.dtype)
+        actions = self.action_scale * actions + self.action_bias
+        actions = actions.reshape(-1, *space.shape)
+        return np.clip(actions, space.low, space.high).astype(space.dtype)  # rounding may overstep
 
 
-# ---------------------------------------------------------------------------------------------------- exploration
-def next_noise(noise, reset_rows, args, rng):
-    """This step's noise (N, D) for `explore`, made from the noise of the step before.
+# --------------------------------------------------------------------------------------- exploration
+def next_noise(noise, dones, args, rng):
+    """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
-    x <- (1 - theta) x + scale N(0, 1) is Ornstein-Uhlenbeck noise (arXiv 1509.02971, section 7). It keeps its direction
-    for about 1 / theta steps. With theta = 1 the old x has no influence: independent Gaussian noise.
+        x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7)
+
+    This Ornstein-Uhlenbeck noise keeps its direction for about 1 / theta steps, so that it tries the
+    same thing several times in a row.
     """
-    theta = args.ou_theta if args.noise == "ou" else 1.0
-    noise = (1 - theta) * noise + args.exploration_noise * rng.standard_normal(noise.shape)
-    noise[reset_rows] = 0  # this step only resets these rows; the new episode's noise starts from 0
+    draws = args.exploration_noise * rng.standard_normal(noise.shape)
+    if args.noise == "gaussian":
+        return draws
+    noise = (1 - args.ou_theta) * noise + draws
+    noise[dones] = 0  # where this step only resets: the new episode's noise starts from 0
     return noise
 
 
-# -------------------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------- replay buffer
 
 Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, sampled uniformly; in host memory, uint8 stays uint8.
+    """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its action is ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Its
+    action is ignored:
 
-        obs               action   reward  next_obs               terminated  reset row
-        s0                a0       r0      s1                     no          no
-        s1                a1       r1      s2, the final one      yes         no
-        s2                ignored  0       s0 of the next one     no          yes: not stored
+        obs    action   reward  next_obs               terminated  reset row
+        s0     a0       r0      s1                     no          no
+        s1     a1       r1      s2, the final one      yes         no
+        s2     ignored  0       s0 of the next one     no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its reward alone. All other
-    targets bootstrap from next_obs, those of truncated transitions too: so `truncated` is not stored.
+    So each stored next_obs truly follows its obs. The target of a terminated transition is its
+    reward alone. All other targets bootstrap from next_obs, those of truncated transitions too: so
+    nobody needs to know what was truncated.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -243,8 +283,8 @@ class ReplayBuffer:
         self.size = 0  # transitions stored so far
         self.position = 0  # slot that is written next
 
-    def add(self, obs, actions, rewards, terminated, truncated, reset_rows, next_obs):
-        """Store a step of all N environments, except reset rows; `truncated` is not used. Returns the slots written."""
+    def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
+        """Store a step of all N environments, except reset rows. Returns the slots written."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -263,14 +303,15 @@ class ReplayBuffer:
         return Transitions(*[torch.as_tensor(array, device=self.device) for array in arrays])
 
     def sample(self, batch_size, rng):
-        """Transitions drawn uniformly, with replacement. ValueError if fewer are stored than are asked for."""
+        """Transitions drawn uniformly, with replacement. ValueError if fewer are stored."""
         if batch_size > self.size:
             raise ValueError(f"cannot sample {batch_size} of {self.size} stored transitions")
         return self.get(rng.integers(self.size, size=batch_size))
 
     def state_dict(self):
         """What is stored, for a checkpoint."""
-        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in Transitions._fields}
+        names = Transitions._fields
+        filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in names}
         return {"size": self.size, "position": self.position, **filled}
 
     def load_state_dict(self, state):
@@ -281,126 +322,167 @@ class ReplayBuffer:
             getattr(self, name)[: self.size] = np.asarray(state[name])
 
 
-# -------------------------------------------------------------------------------------------- targets and losses
+# -------------------------------------------------------------------------------- targets and losses
 def smoothed(actions, noise, clip):
-    """Smoothing: mu'(s') + clip(epsilon, -c, c)   (arXiv 1802.09477, section 5.3), within [-1, 1] as in its code."""
+    """TD3's smoothing of mu'(s') by the noise epsilon (B, D); within [-1, 1] as in its authors' code.
+
+    a' = clip( mu'(s') + clip(epsilon, -c, c), -1, 1 )   (arXiv 1802.09477, section 5.3)
+    """
     return (actions + noise.clamp(-clip, clip)).clamp(-1, 1)
 
 
 def critic_targets(rewards, next_values, terminated, gamma):
-    """y (B,) = r + gamma (1 - terminated) min_k Q'_k(s', a'), from target values (K, B)   (arXiv 1802.09477, eq. 10).
+    """Targets y (B,) from the values (K, B) of K target critics. DDPG has K = 1.
 
-    With K = 1 critic it is DDPG's target (arXiv 1509.02971, algorithm 1).
+    y = r + gamma (1 - terminated) min_k Q'_k(s', a')   (arXiv 1802.09477, eq. 10)
     """
     return rewards + gamma * next_values.amin(0) * ~terminated
 
 
 def critic_loss(values, targets):
-    """sum_k mean( (Q_k(s, a) - y)^2 ), for the values (K, B) of K critics and targets (B,)."""
+    """The mean squared errors of K critics, added up; values are (K, B), targets (B,).
+
+    L = sum_k E[ (Q_k(s, a) - y)^2 ]
+    """
     return ((values - targets) ** 2).mean(1).sum()
 
 
 def actor_loss(actor, critic, obs):
-    """-mean Q(s, mu(s)). Its gradient is minus the deterministic policy gradient (arXiv 1509.02971, eq. 6)."""
+    """What the actor minimises. Its gradient is minus the deterministic policy gradient.
+
+    L = -E[ Q(s, mu(s)) ]   (arXiv 1509.02971, eq. 6)
+    """
     return -critic(obs, actor(obs)).mean()
 
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
+    """Move all weights of the target network towards those of the source.
+
+    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
+    """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
 
 
-# ------------------------------------------------------------------------------------------------------- training
-def updates_due(step_before, step, args):
-    """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
-
-    All environments' steps count, whatever num_envs is. The first update is after max(learning_starts, batch_size).
-    """
-    rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
-    rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
-    rounds = max(0, step // args.train_frequency - rounds_left_out)
-    return range(rounds_before * args.gradient_steps + 1, rounds * args.gradient_steps + 1)
+# ------------------------------------------------------------------------------------------ training
+def num_updates(step, args):
+    """How many critic updates are due in a run's first `step` steps, those of all environments."""
+    random_steps = max(args.learning_starts, args.batch_size)  # an update needs a batch of them
+    rounds = step // args.train_frequency - random_steps // args.train_frequency
+    return max(0, rounds) * args.gradient_steps
 
 
 def bellman_targets(agent, batch, args, rng):
-    """The critics' targets y (B,) for a batch: critic_targets with a' = mu'(s') and TD3's tricks 1 and 2."""
+    """The critics' targets y (B,) for a batch: critic_targets with a' = mu'(s') and tricks 1 and 2."""
     with torch.no_grad():
         next_actions = agent.target_actor(batch.next_obs)
         if args.target_noise > 0:  # TD3, trick 1: target policy smoothing
             noise = args.target_noise * rng.standard_normal(next_actions.shape, np.float32)
-            next_actions = smoothed(next_actions, torch.as_tensor(noise, device=agent.device), args.noise_clip)
-        # TD3, trick 2: clipped double Q. critic_targets takes the lower value of two critics (DDPG has only one).
+            noise = torch.as_tensor(noise, device=agent.device)
+            next_actions = smoothed(next_actions, noise, args.noise_clip)
+        # TD3, trick 2: clipped double Q, the lower value of two critics (DDPG has only one).
         next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]
-        return critic_targets(batch.rewards, torch.stack(next_values), batch.terminated, args.gamma)
+        next_values = torch.stack(next_values)
+        return critic_targets(batch.rewards, next_values, batch.terminated, args.gamma)
+
+
+def update_critics(agent, optimizer, batch, targets, args):
+    """One step of all critics towards the targets (B,); returns metrics."""
+    values = torch.stack([critic(batch.obs, batch.actions) for critic in agent.critics])
+    loss = critic_loss(values, targets)
+    optimizer.zero_grad()
+    loss.backward()
+    if args.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(agent.critics.parameters(), args.max_grad_norm)
+    optimizer.step()
+    return {"critic_loss": loss.detach(), "value_mean": values.detach().mean()}
+
+
+def update_actor(agent, optimizer, batch, args):
+    """One step of the actor uphill on Q; returns metrics. Of TD3's two critics, the first counts."""
+    agent.actor.train()  # if you add dropout, it belongs to the loss alone
+    loss = actor_loss(agent.actor, agent.critics[0], batch.obs)
+    optimizer.zero_grad()
+    loss.backward(inputs=list(agent.actor.parameters()))  # no gradients for the critic's weights
+    if args.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(agent.actor.parameters(), args.max_grad_norm)
+    optimizer.step()
+    agent.actor.eval()
+    return {"actor_loss": loss.detach()}
 
 
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
-    check_algorithm(args)  # target_noise, twin_q and policy_frequency must not be those of the other algorithm
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
+    check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
     envs = make_envs(args, args.num_envs)
-    agent = make_agent(args, envs)
+    agent = make_agent(args, envs).train()
+    agent.actor.eval()  # it plays; all other networks serve the losses alone
+    set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
-    actor_optimizer = torch.optim.Adam(agent.actor.parameters(), lr=args.actor_learning_rate, fused=True)
-    critic_optimizer = torch.optim.Adam(agent.critics.parameters(), lr=args.critic_learning_rate, fused=True)
-    run = Run(args, agent, envs, buffer=buffer, actor=actor_optimizer, critic=critic_optimizer)
+    run = Run(args, envs)
+    actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
+    critic_optimizer = torch.optim.Adam(agent.critics.parameters(), args.critic_learning_rate, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates, by run.step
+    actor_scheduler = torch.optim.lr_scheduler.LambdaLR(actor_optimizer, factor)
+    critic_scheduler = torch.optim.lr_scheduler.LambdaLR(critic_optimizer, factor)
+    optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    schedulers = {"actor_scheduler": actor_scheduler, "critic_scheduler": critic_scheduler}
+    run.start(agent=agent, buffer=buffer, **optimizers, **schedulers)  # --resume loads their states
 
+    updates = num_updates(run.step, args)  # of the critics, so far
+    envs, obs, dones, rng = run.new_envs()
+    noise = np.zeros((args.num_envs, agent.action_dimensions))
+    discounted = np.zeros(args.num_envs)  # discounted rewards of the episodes under way, added up
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, obs, rng = run.new_envs()
-            reset_rows = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
-            noise = np.zeros((args.num_envs, agent.action_dimensions))
-        step_before = run.step
-        if args.anneal_lr:
-            actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
-            critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
-
-        noise = next_noise(noise, reset_rows, args, rng)
-        actions = agent.explore(obs, noise) if run.step >= args.learning_starts else rng.uniform(-1, 1, noise.shape)
+        noise = next_noise(noise, dones, args, rng)
+        if run.step < args.learning_starts:
+            actions = rng.uniform(-1, 1, noise.shape)
+        else:
+            actions = agent.explore(obs, noise)
         obs = obs.copy()  # the environments may write their next observations into the same array
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        buffer.add(obs, actions, rewards, terminated, truncated, reset_rows, next_obs)
-        if args.normalize_obs:  # the buffer keeps raw observations; `observe` normalises them
-            agent.obs_stats.update(obs[~reset_rows])
-        run.count(next_obs, rewards, terminated | truncated, reset_rows)  # advances run.step; not for reset rows
-        obs, reset_rows = next_obs, terminated | truncated
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)
+        buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=dones)
+        discounted = rewards + args.gamma * discounted * ~dones
+        agent.update_statistics(obs[~dones], discounted[~dones])
+        dones = terminated | truncated  # whose next step only resets
+        obs = next_obs
 
-        for update in updates_due(step_before, run.step, args):
+        while updates < num_updates(run.step, args):
+            updates += 1
             batch = agent.observe_batch(buffer.sample(args.batch_size, rng))
             targets = bellman_targets(agent, batch, args, rng)
-            values = torch.stack([critic(batch.obs, batch.actions) for critic in agent.critics])
-            loss = critic_loss(values, targets)
-            critic_optimizer.zero_grad()
-            loss.backward()
-            critic_optimizer.step()
-            run.log(critic_loss=loss.detach(), value_mean=values.detach().mean())
-            if update % args.policy_frequency == 0:  # TD3, trick 3: actor and target networks are updated less often
-                loss = actor_loss(agent.actor, agent.critics[0], batch.obs)  # of TD3's two critics, only the first
-                actor_optimizer.zero_grad()
-                loss.backward(inputs=list(agent.actor.parameters()))  # gradients for the actor only
-                actor_optimizer.step()
+            run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
+            critic_scheduler.step()
+            if updates % args.policy_frequency == 0:  # TD3, trick 3: these are updated less often
+                run.log(**update_actor(agent, actor_optimizer, batch, args))
+                actor_scheduler.step()
                 polyak(agent.target_actor, agent.actor, args.tau)
                 polyak(agent.target_critics, agent.critics, args.tau)
-                run.log(actor_loss=loss.detach())
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs, dones, rng = run.new_envs()
+            noise = np.zeros(noise.shape)
+            discounted = np.zeros(args.num_envs)
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, environments =========================================================
+# ===== helpers: settings, parts of the networks, environments =====================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes hidden_sizes".split()
-LEAST_1 += "buffer_size batch_size train_frequency gradient_steps policy_frequency".split()
-RANGES = dict.fromkeys(LEAST_1, (1, 1e15)) | dict.fromkeys(["gamma", "tau", "ou_theta"], (0, 1))
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"critic_loss": "loss of the critics", "value_mean": "mean value, by the critics", "actor_loss": "actor's loss"}
-EXPLORES = True  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints, which the run section writes and reads like this, executing nothing:
+EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+VECTOR_MODE = None  # the environment's own vector version, if it has one
+manual_seed = torch.manual_seed  # of what dropout draws
 
 # TD3 and DDPG differ in three settings. Each is a flag as well, so any mixture is possible.
 ALGORITHMS = {
@@ -421,11 +503,13 @@ TUNED = {
                                          "eval_episodes": 50, "stop_at_return": 225.0},
     # CleanRL's settings
     "HalfCheetah-v5": {"algorithm": "td3", "learning_starts": 25_000, "total_timesteps": 1_000_000},
+    # not tuned: 100,000 pairs of images take 5.2 GiB
+    "CarRacing-v3": {"algorithm": "td3", "buffer_size": 100_000},
 }  # fmt: skip
 
 
 def algorithm_settings(args):
-    """Settings from TUNED and ALGORITHMS. TUNED wins, unless --algorithm asks for another algorithm than TUNED's."""
+    """Settings from TUNED and ALGORITHMS; TUNED wins unless --algorithm asks for another than its own."""
     settings = {"algorithm": "td3"} | TUNED.get(args.env_id, {})
     if args.algorithm in (None, settings["algorithm"]):
         return ALGORITHMS[settings["algorithm"]] | settings
@@ -512,17 +596,59 @@ def is_image(space):
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
 
-    def __init__(self, env, limit):
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 def make_envs(args, num_envs, render=False, video=None):
@@ -531,6 +657,8 @@ def make_envs(args, num_envs, render=False, video=None):
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
@@ -544,7 +672,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:
@@ -552,6 +680,9 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
+        message = str(error)
+        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
@@ -561,6 +692,38 @@ def make_envs(args, num_envs, render=False, video=None):
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)
+
+
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
 
 
 def choose_device(args, image=False):
@@ -574,30 +737,47 @@ def choose_device(args, image=False):
     return device
 
 
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def make_box_agent(args, envs):
     """An untrained Agent for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if not isinstance(action_space, spaces.Box) or not action_space.is_bounded() or action_space.dtype.kind != "f":
-        raise UserError(f"{args.env_id} has {action_space}; this needs bounded Box actions of floats: try ppo.py")
-    if not isinstance(obs_space, spaces.Box):
-        raise UserError(f"{args.env_id} has observations {obs_space}, which no network here can take")
+    is_float = isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f"
+    # float32's largest number, 3e38, means "none" as well
+    if not is_float or np.abs([action_space.low, action_space.high]).max() > 1e30:
+        need = "this needs Box actions of floats, bounded in every dimension: try ppo.py"
+        raise UserError(f"{args.env_id} has {action_space}; {need}")
     if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
-    device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
-    agent = Agent(obs_space, action_space, args, device)
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
+    return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
 
 
 Agent = ActorCritic  # as make_box_agent calls it
 make_agent = make_box_agent  # as the run section calls it
 
 
-def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small."""
+def check_buffer_size(args, envs):
+    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
+    try:
+        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+
+
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
+    check_buffer_size(args, envs)
     return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
 
 

@@ -1,29 +1,33 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
 """Evolution strategies (OpenAI-ES) and augmented random search (ARS), all of it, in this one file.
 
-Nothing is backpropagated. A generation is a population of N candidates, and each candidate is the parameters theta
-plus noise. It plays an episode, or several. Its fitness F is its mean return or, by default, the rank of this return
-among all candidates. Then theta moves towards the noise of those that did well:
+Nothing is backpropagated. A generation is a population of N candidates, and each candidate is the
+parameters theta plus noise. It plays an episode, or several. Its fitness F is its mean return or, by
+default, the rank of this return among all candidates. Then theta moves towards the noise of those
+that did well:
 
-    theta <- theta + alpha / (N sigma) sum_i F_i eps_i,   candidate i: theta + sigma eps_i    (arXiv 1703.03864, alg. 1)
+    theta <- theta + alpha / (N sigma) sum_i F_i eps_i   (arXiv 1703.03864, alg. 1)
 
-The noise comes in antithetic pairs, eps and -eps. All processes draw it from the same seeds, so none sends it (alg. 2).
-All candidates play side by side, each in its own environment; one batched product per layer gives the outputs of all.
+Candidate i is theta + sigma eps_i. The noise comes in antithetic pairs, eps and -eps. All candidates
+play side by side, each in its own environment. Several processes can share the work: they draw the
+noise from the same seeds, so none sends it (alg. 2).
 
     python es.py                                            # CartPole-v1, a few seconds
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
-    torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the work (of no use for CartPole)
+    torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the work
 
-Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055, natural evolution strategies arXiv 1106.4487.
-The story ends at "# ===== helpers"; the code below it makes environments, connects processes and keeps the run folder.
+Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055, natural evolution strategies arXiv
+1106.4487. The story ends at "# ===== helpers"; the code below it makes environments, connects
+processes and keeps the run folder.
 """
 
+import ast
 import importlib
 import json
 import math
@@ -31,10 +35,13 @@ import os
 import pkgutil
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import redirect_stderr
+import traceback
+import warnings
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -56,62 +63,71 @@ class Args:
     """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
-    population_size: int = 128  # candidates of a generation, an even number: each noise is used with both signs
-    episodes_per_candidate: int = 1  # episodes that each candidate plays; their mean return is its return
-    num_generations: int | None = None  # stop after this many generations, even if total_timesteps is not reached
+    population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise
+    episodes_per_candidate: int = 1  # their mean return is the candidate's return
+    num_generations: int | None = None  # generations to train for, in place of total_timesteps
     sigma: float = 0.1  # standard deviation of the noise on theta
-    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # how returns become fitnesses
+    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns become
     elite: float = 1.0  # learn only from the best candidates, this share of all; 1: from all
-    optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate x gradient to theta
+    optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate * gradient to theta
     learning_rate: float = 0.05  # alpha, the step size of theta
-    weight_decay: float = 0.0  # pulls theta towards zero: this x theta is subtracted from the gradient
-    ars: bool = False  # augmented random search (V2), with its own defaults; unlike the paper's, this policy has biases
-    top_directions: int | None = None  # ARS: learn only from the best directions, this many (b); None: from all
-    action_noise: float = 0.0  # in training. Discrete: softmax temperature, 0: argmax; Box: deviation of output noise
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of hidden layers; --hidden-sizes without a number: a linear policy
-    normalize_obs: bool = False  # normalise observations by mean and deviation over all earlier generations
+    weight_decay: float = 0.0  # pulls theta towards zero: this * theta is subtracted from the gradient
+    ars: bool = False  # augmented random search (V2), with its own defaults
+    top_directions: int | None = None  # ARS: learn only from the best directions, b of them; None: all
+    action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: deviation of noise
+    hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: a linear policy
+    normalize_obs: bool = False  # by mean and deviation over all earlier generations
+    checkpoint_every: int = 0  # steps between checkpoints, which restart nothing here. 0: about a tenth
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 1_000_000  # environment steps to train for, those of all candidates together
+    total_timesteps: int = 1_000_000  # environment steps to train for, of all candidates together
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation: theta without any noise, on separate environments
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training: theta without any noise
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, which are written between generations; 0: a tenth of the run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# --------------------------------------------------------------------------------------------------------- policy
-class Policy(nn.Module):
-    """A deterministic policy: linear layers with tanh between them; without hidden layers, a single linear layer.
+# -------------------------------------------------------------------------------------------- policy
+class FlatPolicy(nn.Module):
+    """A deterministic policy: linear layers with tanh between them, or a single linear layer.
 
-    All weights and biases lie in one vector, theta, of D numbers. Discrete actions are the argmax of the outputs. Box
-    actions are the outputs: squashed into the bounds by tanh if all bounds are finite, else clipped.
+    All weights and biases lie in one vector, theta, of D numbers. A Discrete action is the argmax of
+    the outputs. A dimension of a Box with two bounds is squashed into them by tanh; any other passes
+    through, up to the bound that it has.
     """
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
+        self.args = args
+        self.observation_shape = observation_space.shape
         self.action_space = action_space
         self.discrete = isinstance(action_space, spaces.Discrete)
         inputs = math.prod(observation_space.shape)
-        outputs = int(action_space.n) if self.discrete else math.prod(action_space.shape)
+        outputs = int(spaces.flatdim(action_space))
         self.sizes = [inputs, *args.hidden_sizes, outputs]
         self.theta = nn.Parameter(first_theta(self.sizes), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
+        if not self.discrete:
+            self.bounded = is_bounded(action_space)
+            self.action_scale, self.action_bias = scale_and_bias(action_space)
 
     def layers(self, parameters):
-        """Cut one theta (D,), or B of them (B, D), into layers: (weights (…, outputs, inputs), biases (…, outputs))."""
+        """Cut one theta (D,), or B of them (B, D), into layers.
+
+        Each is (weights (…, outputs, inputs), biases (…, outputs)).
+        """
         layers = []
         first = 0
         for inputs, outputs in pairwise(self.sizes):
@@ -123,34 +139,35 @@ class Policy(nn.Module):
         return layers
 
     def features(self, obs):
-        """NumPy observations (B, …) as a tensor of vectors (B, inputs), normalised with --normalize-obs."""
-        obs = torch.from_numpy(obs).float().reshape(len(obs), -1)
+        """NumPy observations (B, …) as a tensor of vectors (B, inputs), normalised if args say so."""
+        obs = torch.as_tensor(obs, dtype=torch.float32).reshape(len(obs), -1)
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
+    def act(self, obs):
+        """What theta itself does, without noise, for observations (B, …), as the environment takes it."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
+        return self.to_env(forward(self.layers(self.theta), self.features(obs)))
+
     def to_env(self, outputs):
-        """Outputs (B, O) as actions for the environment: within the action space's bounds, of its shape and type."""
+        """Outputs (B, O) as the environment takes them, in the space's bounds, shape and type."""
         space = self.action_space
         if self.discrete:
             return (outputs.argmax(1).numpy() + space.start).astype(space.dtype)
-        actions = outputs.numpy().reshape(-1, *space.shape)
-        if space.is_bounded():
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-            actions = low + (high - low) * (np.tanh(actions) + 1) / 2
+        outputs = outputs.double().numpy()
+        squashed = self.action_scale * np.tanh(outputs) + self.action_bias
+        actions = np.where(self.bounded, squashed, outputs).reshape(-1, *space.shape)
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
         return actions.astype(space.dtype)
 
-    def act(self, obs):
-        """The actions of theta itself, without noise: NumPy observations (B, …) -> actions for the environment."""
-        return self.to_env(forward(self.layers(self.theta), self.features(obs)))
-
 
 def forward(layers, x):
-    """Outputs (B, O) for x (B, inputs). Layers of a single policy see all rows; of B policies, each sees its own row.
+    """Outputs (B, O) for x (B, inputs), by the layers of one policy, or of B policies, a row for each.
 
-    Each output is a dot product. The last bits of a matrix product would depend on where the weights lie in memory,
-    and so on the number of processes.
+    Each output is a dot product. The last bits of a matrix product would depend on where the weights
+    lie in memory, and so on the number of processes.
     """
     for i, (weights, biases) in enumerate(layers):
         if i > 0:
@@ -159,21 +176,23 @@ def forward(layers, x):
     return x
 
 
-# ---------------------------------------------------------------------------------------------- evolution strategy
+# -------------------------------------------------------------------------------- evolution strategy
 def draw_seeds(args, generation):
-    """Seeds of a generation, one per pair: for its noise (N / 2,), for its episodes (episodes_per_candidate, N / 2)."""
+    """Seeds of a generation, one per pair: of noise (N / 2,), of episodes (episodes_per_candidate, N / 2)."""
     pairs = args.population_size // 2
-    seeds = np.random.SeedSequence([args.seed, generation]).generate_state((1 + args.episodes_per_candidate) * pairs)
+    sequence = np.random.SeedSequence([args.seed, generation])
+    seeds = sequence.generate_state((1 + args.episodes_per_candidate) * pairs)
     return seeds[:pairs], seeds[pairs:].reshape(-1, pairs)
 
 
 def draw_noise(seeds, size):
-    """For each seed a row of standard normal noise, a direction eps: (len(seeds), size), the same in every process."""
-    return np.stack([np.random.default_rng(seed).standard_normal(size, np.float32) for seed in seeds])
+    """A direction eps for each seed, normal noise (len(seeds), size); the same in every process."""
+    generators = [np.random.default_rng(seed) for seed in seeds]
+    return np.stack([rng.standard_normal(size, np.float32) for rng in generators])
 
 
 def make_candidates(theta, noise, sigma):
-    """Candidates (2 x directions, D): rows 2k and 2k + 1 are theta + sigma noise[k] and theta - sigma noise[k]."""
+    """Candidates (2 * directions, D): row 2k is theta + sigma noise[k], row 2k + 1 theta - sigma noise[k]."""
     pairs = np.stack([theta + sigma * noise, theta - sigma * noise], axis=1)
     return pairs.reshape(-1, len(theta))
 
@@ -186,21 +205,22 @@ def centered_ranks(returns):
     in_order = np.sort(returns)
     smaller = np.searchsorted(in_order, returns, side="left")  # how many are smaller than each
     not_larger = np.searchsorted(in_order, returns, side="right")  # how many are smaller or equal
-    ranks = (smaller + not_larger - 1) / 2  # counted from 0; equal returns fill the ranks smaller … not_larger - 1
+    ranks = (smaller + not_larger - 1) / 2  # equal returns fill the ranks smaller … not_larger - 1
     return ranks / (len(returns) - 1) - 0.5
 
 
 def shape_fitness(returns, fitness="centered-rank", elite=1.0):
     """Fitnesses (N,) of returns (N,): their centred ranks, or returns that are standardised or raw.
 
-    If elite < 1 (in neither paper), the best fitness outside the elite is subtracted from all; negative ones become 0.
+    If elite < 1 (in neither paper), the best fitness outside the elite is subtracted from all;
+    negative ones become 0.
     """
     fitnesses = returns
     if fitness == "centered-rank":
         fitnesses = centered_ranks(returns)
     if fitness == "standardized":
-        fitnesses = (returns - returns.mean()) / returns.std()
-    num_elite = math.ceil(round(elite * len(returns), 6))  # round, because 0.07 * 100 is 7.000000000000001
+        fitnesses = (returns - returns.mean()) / (returns.std() or 1.0)  # all equal: all 0
+    num_elite = math.ceil(round(elite * len(returns), 6))  # 0.07 * 100 is 7.000000000000001
     if num_elite == len(returns):
         return fitnesses
     best_outside = np.sort(fitnesses)[-num_elite - 1]
@@ -208,59 +228,62 @@ def shape_fitness(returns, fitness="centered-rank", elite=1.0):
 
 
 def es_gradient(fitnesses, noise, sigma):
-    """1/(N sigma) sum_i F_i eps_i  -> (D,). It estimates the gradient of E[F]   (arXiv 1703.03864, section 2)
+    """An estimate g (D,) of the gradient of E[F], from fitnesses (N,) of eps and -eps in turn.
 
-    Fitnesses (N,) are those of eps and -eps in turn; noise (N / 2, D) has each eps once: a pair adds (F+ - F-) eps.
+        g = 1 / (N sigma) sum_i F_i eps_i   (arXiv 1703.03864, section 2)
+
+    `noise` (N / 2, D) has each eps once: a pair adds (F^+ - F^-) eps.
     """
     plus, minus = fitnesses.reshape(-1, 2).T
     return (plus - minus) @ noise / (len(fitnesses) * sigma)
 
 
 def ars_gradient(returns, noise, top_directions=None):
-    """1/(b sigma_R) sum_k (r_k+ - r_k-) delta_k  -> (D,), over the b directions k with the highest max(r_k+, r_k-).
+    """The step g (D,) of ARS, from raw returns (N,) in the order of the fitnesses of es_gradient.
 
-    sigma_R is the standard deviation of the 2b returns used (arXiv 1803.07055, algorithm 2). The returns (N,) are raw,
-    in the order of es_gradient's fitnesses; the delta_k are the rows of noise (N / 2, D).
+        g = 1 / (b sigma_R) sum_k (r_k^+ - r_k^-) delta_k   (arXiv 1803.07055, algorithm 2)
+
+    The sum is over the b directions k with the highest max(r_k^+, r_k^-), which are rows delta_k of
+    `noise` (N / 2, D). sigma_R is the standard deviation of the 2b returns used.
     """
     pairs = returns.reshape(-1, 2)
     top = np.argsort(-pairs.max(1), kind="stable")[:top_directions]
     plus, minus = pairs[top].T
-    sigma_r = max(pairs[top].std(), 1e-8)
+    sigma_r = pairs[top].std() or 1.0  # all equal: the sum is 0 as well
     return (plus - minus) @ noise[top] / (len(top) * sigma_r)
 
 
 def move_theta(policy, optimizer, returns, noise, args):
-    """Move theta by one step, computed from the returns (N,) of a generation. Returns figures to log.
+    """Move theta by one step, computed from the returns (N,) of a generation. Returns metrics to log.
 
-    If all returns are equal (deviation up to 1e-6), they teach nothing: theta and Adam's moments stay as they are. If
-    returns differ but all fitnesses are 0 (see elite), Adam's momentum still moves theta.
+    A gradient of 0 says nothing: theta and Adam's moments stay as they are. It is 0 if the two of
+    each pair are equally good, as where more candidates are equally best than the elite admits.
     """
     before = policy.theta.clone()
-    gradient = torch.zeros_like(before)
-    if returns.std() > 1e-6:
-        if args.ars:
-            estimate = ars_gradient(returns, noise, args.top_directions)
-        else:
-            fitnesses = shape_fitness(returns, args.fitness, args.elite)
-            estimate = es_gradient(fitnesses, noise, args.sigma)
-        gradient = torch.from_numpy(estimate).float()
-        policy.theta.grad = gradient
-        optimizer.step()  # moves theta uphill, with weight decay: see make_optimizer
+    if args.ars:
+        gradient = ars_gradient(returns, noise, args.top_directions)
+    else:
+        fitnesses = shape_fitness(returns, args.fitness, args.elite)
+        gradient = es_gradient(fitnesses, noise, args.sigma)
+    if gradient.any():
+        policy.theta.grad = torch.from_numpy(gradient).float()
+        optimizer.step()  # uphill, with weight decay: see make_optimizer
     return {
-        "gradient_norm": gradient.norm().item(),
+        "gradient_norm": float(np.linalg.norm(gradient)),
         "update_norm": (policy.theta - before).norm().item(),
         "weight_norm": policy.theta.norm().item(),
     }
 
 
-# -------------------------------------------------------------------------------------------------------- playing
+# ------------------------------------------------------------------------------------------- playing
 @torch.inference_mode()  # as no_grad, but faster
 def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     """Play one episode with each of n candidates (n, D), side by side, each in its own environment.
 
-    Returns (returns (n,), steps (n,), sums for ObservationStats (n, 3, inputs)). Adds the steps to run.step.
-    `numbers` (n,) are the candidates' numbers in the whole population. `seeds`, one for each pair of the population,
-    determine first states and action noise. Steps after the end of a candidate's episode do not count.
+    Returns a dict: `returns`, `true_returns` (before the user's wrappers change rewards) and `steps`,
+    each (n,), and the sums `seen` for ObservationStats (n, 3, inputs). `numbers` (n,) are the
+    candidates' numbers in the whole population. `seeds`, one for each pair of the population,
+    determine first states and action noise. Nothing counts after the end of a candidate's episode.
     """
     layers = policy.layers(candidates)
     rng = np.random.default_rng(seeds)  # one generator from all seeds: the same in every process
@@ -275,23 +298,24 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
             seen[playing] += sums_of(obs[playing])
         outputs = forward(layers, policy.features(obs))
         if args.action_noise > 0:
-            action_noise = draw_action_noise(policy, rng, args)  # for all N candidates, also those of other processes
+            action_noise = draw_action_noise(policy, rng, args)  # of all N candidates
             outputs = outputs + action_noise[numbers]
         obs, rewards, terminated, truncated, _ = envs.step(policy.to_env(outputs))
-        run.step += np.count_nonzero(playing)
         run.check_finite(observation=obs, reward=rewards)
         steps += playing
         returns += rewards * playing
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
-    return returns, steps, seen
+    true = true_returns(envs, args, returns)
+    return {"returns": returns, "true_returns": true, "steps": steps, "seen": seen}
 
 
 def draw_action_noise(policy, rng, args):
-    """Noise (N, O) for the outputs of all candidates, so that every process draws the same. Box: normal noise.
+    """Noise (N, O) for the outputs of all candidates, so that every process draws the same.
 
-    Discrete: the argmax of logits + temperature x Gumbel noise is a draw from softmax(logits / temperature).
+    Box: normal noise. Discrete: the argmax of logits + temperature * Gumbel noise is a draw from
+    softmax(logits / temperature).
     """
     shape = (args.population_size, policy.sizes[-1])
     noise = rng.gumbel(size=shape) if policy.discrete else rng.standard_normal(shape)
@@ -299,76 +323,73 @@ def draw_action_noise(policy, rng, args):
 
 
 def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
-    """Play all candidates: (mean return of each (N,), sums for ObservationStats (3, inputs)); advances run.step.
+    """Play all candidates: as play_candidates, but sums over the episodes of each, and N rows.
 
-    The arrays made here have a row for each of the N candidates. This process plays only `numbers`, and fills their
-    rows; it receives the other rows from the processes that have played those candidates.
+    This process plays only `numbers`. It receives the other rows from the processes that played them.
     """
-    first_step = run.step
     pairs = numbers[::2] // 2  # of these candidates: 2k and 2k + 1 are pair k
     candidates = torch.from_numpy(make_candidates(policy.theta.numpy(), noise[pairs], args.sigma))
-    all_returns = np.zeros(args.population_size)
-    all_steps = np.zeros(args.population_size, int)
-    all_seen = np.zeros((args.population_size, 3, policy.sizes[0]))
+    N = args.population_size
+    played = {"returns": np.zeros(N), "true_returns": np.zeros(N), "steps": np.zeros(N, int)}
+    played["seen"] = np.zeros((N, 3, policy.sizes[0]))
     for seeds in episode_seeds:  # each time, every candidate plays one episode
-        returns, steps, seen = play_candidates(policy, candidates, numbers, envs, seeds, args, run)
-        all_returns[numbers] += returns / len(episode_seeds)
-        all_steps[numbers] += steps
-        all_seen[numbers] += seen
-    # All processes exchange their arrays. From each one, take the rows of `theirs`: the candidates that it has played.
-    for theirs, returns, steps, seen in exchange((numbers, all_returns, all_steps, all_seen)):
-        all_returns[theirs] = returns[theirs]
-        all_steps[theirs] = steps[theirs]
-        all_seen[theirs] = seen[theirs]
-    run.step = first_step + int(all_steps.sum())  # play_candidates has added only this process's steps
-    return all_returns, all_seen.sum(0)  # always summed in this order: the same bits for any number of processes
+        episode = play_candidates(policy, candidates, numbers, envs, seeds, args, run)
+        for name in played:
+            played[name][numbers] += episode[name]
+    for theirs, arrays in exchange((numbers, played)):  # of each process the rows that it has played
+        for name in played:
+            played[name][theirs] = arrays[name][theirs]
+    return played
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input.
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input.
 
-    Under torchrun, every process runs this loop with its share of the candidates. Only the first one writes and prints.
+    Under torchrun, every process runs this loop with its share of the candidates. Only the first one
+    prints, and writes where anybody looks.
     """
     numbers = candidates_of_this_process(args)
     envs = make_envs(args, len(numbers))  # make_slots, below
-    policy = make_agent(args, envs)  # make_policy, below
+    policy = make_agent(args, envs)  # make_flat_policy, below
+    set_threads(image=False)
     optimizer = make_optimizer(args, policy)
-    run = make_run(args, policy, envs, optimizer=optimizer)  # with --resume, it loads a checkpoint into these
+    run = start_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
 
+    envs, *_ = run.new_envs()
+    set_total(run, run.num_episodes // args.population_size, args.num_generations)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, _, _ = run.new_envs()
-        generation = len(run.episodes) // args.population_size  # its number, from 0: each one adds N episodes
+        generation = run.num_episodes // args.population_size  # its number, from 0
         noise_seeds, episode_seeds = draw_seeds(args, generation)
-
         noise = draw_noise(noise_seeds, len(policy.theta))
-        returns, seen = play_generation(policy, noise, episode_seeds, numbers, envs, args, run)  # advances run.step
-        figures = move_theta(policy, optimizer, returns, noise, args)
-        if policy.obs_stats is not None:  # only now: all candidates of a generation must normalise alike
-            policy.obs_stats.add(seen)
+        played = play_generation(policy, noise, episode_seeds, numbers, envs, args, run)
+        returns = played["returns"] / args.episodes_per_candidate
+        metrics = move_theta(policy, optimizer, returns, noise, args)
+        if policy.obs_stats is not None:  # only now: all candidates must normalise alike
+            policy.obs_stats.add(played["seen"].sum(0))  # in this order, whatever the processes
 
-        run.check_finite(length_of_theta=figures["weight_norm"])
-        run.episodes += [(run.step, value) for value in returns.tolist()]  # one for each candidate
-        run.log(population_mean=returns.mean(), return_std=returns.std(), return_max=returns.max(), **figures)
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+        run.check_finite(length_of_theta=metrics["weight_norm"])
+        run.log(population_mean=returns.mean(), return_std=returns.std(), return_max=returns.max(), **metrics)
+        count_candidates(run, played, args)
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, *_ = run.new_envs()
     return run.finish()
 
 
-# ===== helpers: settings, parts of the policy, environments, processes ================================================
+# ===== helpers: settings, parts of the policy, environments, processes ============================
 
-LEAST_1 = "total_timesteps max_episode_steps eval_episodes episodes_per_candidate num_generations hidden_sizes".split()
-RANGES = dict.fromkeys([*LEAST_1, "top_directions"], (1, 1e15))
-RANGES |= {"population_size": (2, 1e5), "sigma": (1e-6, 1e15), "elite": (0.01, 1)}
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
 CURVE = {"return_std": "how far candidates differ", "gradient_norm": "length of the gradient",
-         "update_norm": "length of theta's step"}  # panels of the curve  # fmt: skip
-EXPLORES = True  # training plays candidates, which are theta plus noise: only an evaluation says how good theta is
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+         "update_norm": "length of theta's step"}  # fmt: skip
+EXPLORES = True  # training plays theta plus noise: only an evaluation says how good theta is
+SCHEDULED = ()  # flags that let a schedule end with total_timesteps: none
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--fitness"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed
 
 # Tuned settings per environment; flags win over them. A run ends with a whole generation.
 ARS = {"ars": True, "hidden_sizes": (), "optimizer": "ascent", "learning_rate": 0.02, "sigma": 0.03,
@@ -385,7 +406,7 @@ TUNED = {
 
 
 def method_settings(args):
-    """The settings of TUNED for args.env_id. With --ars: ARS instead, unless these are for ARS (also with --no-ars)."""
+    """TUNED for args.env_id. With --ars: ARS instead, unless these are for ARS (also with --no-ars)."""
     settings = TUNED.get(args.env_id, {})
     return ARS if args.ars and "ars" not in settings else settings
 
@@ -394,7 +415,7 @@ tuned_settings = method_settings  # as the run section calls it
 
 
 def first_theta(sizes):
-    """Orthogonal weights, scaled by sqrt(2), and zero biases, as one vector; the last layer's weights are 0 as well."""
+    """Orthogonal weights times sqrt(2) and zero biases, as one vector; the last weights are 0 as well."""
     parts = []
     for inputs, outputs in pairwise(sizes):
         weights = nn.init.orthogonal_(torch.empty(outputs, inputs), 2**0.5)
@@ -404,13 +425,13 @@ def first_theta(sizes):
 
 
 def sums_of(obs):
-    """The sums that ObservationStats keeps, separately for each of the observations (n, …): (n, 3, inputs)."""
+    """What ObservationStats adds up, of each of the observations (n, …): (n, 3, inputs)."""
     x = obs.reshape(len(obs), -1).astype(np.float64)
     return np.stack([np.ones_like(x), x, x**2], axis=1)
 
 
 class ObservationStats(nn.Module):
-    """Mean and deviation of all observations so far, kept as sums: those of several processes can simply be added."""
+    """Mean and deviation of all observations so far, kept as sums, which several processes can add."""
 
     def __init__(self, size):
         super().__init__()
@@ -431,24 +452,73 @@ class ObservationStats(nn.Module):
 
 
 def make_optimizer(args, policy):
-    """Adam, or plain ascent. Both climb along theta.grad, from which they first subtract weight_decay x theta."""
+    """Adam, or plain ascent. Both climb along theta.grad, less weight_decay * theta."""
     settings = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "maximize": True, "fused": True}
     if args.optimizer == "ascent":
         return torch.optim.SGD([policy.theta], **settings)
     return torch.optim.Adam([policy.theta], eps=1e-5, **settings)
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+def count_candidates(run, played, args):
+    """Count the steps of a generation, and each candidate as an episode: the mean of those it played."""
+    run.step += int(played["steps"].sum())
+    for total, length in zip(played["true_returns"].tolist(), played["steps"].tolist()):
+        episodes = args.episodes_per_candidate
+        run.add_episode(slice(None), total / episodes, length / episodes)  # in all environments
+    set_total(run, run.num_episodes // args.population_size, args.num_generations)
 
-    def __init__(self, env, limit):
+
+def set_total(run, done, total):
+    """Let a run of which `done` rounds are done end after `total` of them; None: after its steps.
+
+    It counts in steps. So its total becomes what all rounds take if they are as long as those so far;
+    after the last one, that is what has been taken.
+    """
+    if total is not None and done > 0:
+        run.args = replace(run.args, total_timesteps=run.step * total / done)
+        run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
+
+
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
+
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
+def is_bounded(box):
+    """Which dimensions (D,) of a Box have two bounds, as scale_and_bias means it."""
+    return ((box.low > -1e30) & (box.high < 1e30)).ravel()
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
 
 
 class OneEpisode(gym.Wrapper):
@@ -474,75 +544,127 @@ class OneEpisode(gym.Wrapper):
 
 
 def is_native(envs):
-    """Whether this is the environment's own vector version (CartPole has one), which plays all slots at once."""
+    """Whether this is the environment's own vector version (CartPole has one), not a list of single ones."""
     return not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
 
 
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
+
+
 def make_slots(args, num_envs, render=False, video=None):
-    """A vector environment with Box observations; in a window or filmed, if asked. UserError if it fails.
+    """A vector environment whose slots play one episode each; in a window or filmed, if asked.
 
     Each slot is wrapped in OneEpisode, except in a native vector environment (see is_native).
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = "minigrid" if args.env_id.startswith(("MiniGrid", "BabyAI")) else "gymnasium"
     try:
-        importlib.import_module(package)  # registers its environments
+        pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
-        paths = args.wrappers or (ONE_HOT if package == "minigrid" else ())
-        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in paths]
+        defaults = ONE_HOT if package == "minigrid" else ()
+        wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
         if args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = "sync" if wrappers or render else None  # None: the environment's own vector version, if it has one
+        mode = "sync" if wrappers or render else None  # None: the native one, if there is one
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
-    if envs.metadata["autoreset_mode"] != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an episode's end")
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     if not is_native(envs):
         envs.unwrapped.envs = [OneEpisode(env) for env in envs.unwrapped.envs]
-    is_box = isinstance(envs.single_observation_space, spaces.Box)
-    return envs if is_box else gym.wrappers.vector.FlattenObservation(envs)
+    return vectors_or_images(envs, args.env_id)
 
 
 make_envs = make_slots  # as the run section calls it
 
 
-def begin_episode(envs, seeds):
-    """Begin an episode in every slot; returns the first observations. Both slots of a pair start from the pair's seed.
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
 
-    A native vector environment takes only one seed, for all of its slots: there, the two of a pair start differently.
+
+def begin_episode(envs, seeds):
+    """Begin an episode in every slot: the first observations. Both slots of a pair get the pair's seed.
+
+    A native vector environment takes only one seed, for all of its slots: there, the two of a pair
+    start differently.
     """
     obs, _ = envs.reset(seed=int(seeds[0]) if is_native(envs) else seeds.repeat(2).tolist())
     return obs
 
 
-def make_policy(args, envs):
-    """An untrained Policy for these environments. UserError if a space does not suit it, or options contradict."""
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def make_flat_policy(args, envs):
+    """An untrained FlatPolicy for these environments. UserError for unsuitable spaces and flags."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete | spaces.Box):
-        raise UserError(f"{args.env_id} has {action_space}; es.py needs Discrete or Box actions (ppo.py takes others)")
-    if not isinstance(obs_space, spaces.Box) or (obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000):
-        raise UserError(f"{args.env_id} has observations {obs_space}; es.py needs vectors (ppo.py takes images)")
+        raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
+    if obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000:
+        raise UserError(f"{args.env_id}: images {obs_space.shape} are too large for es.py: use ppo.py")
+    if args.episodes_per_candidate < 1 or not 0 < args.elite <= 1:
+        raise UserError("episodes_per_candidate is at least 1, elite above 0 and at most 1")
     if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
         raise UserError("ars weighs returns in its own way: leave out fitness and elite")
-    if args.top_directions is not None and (not args.ars or args.top_directions > args.population_size // 2):
-        raise UserError(f"top_directions needs ars, and must be at most half of population_size {args.population_size}")
-    torch.set_num_threads(1)  # small matrices are slower on more than one
+    top = args.top_directions
+    if top is not None and (not args.ars or not 1 <= top <= args.population_size // 2):
+        raise UserError("top_directions needs ars, and lies between 1 and half of population_size")
     torch.manual_seed(args.seed)
-    policy = Policy(obs_space, action_space, args)
-    policy.args = args  # for evaluate(agent, agent.args) in a notebook
-    return policy
+    return FlatPolicy(obs_space, action_space, args).eval()
 
 
-make_agent = make_policy  # as the run section calls it
+make_agent = make_flat_policy  # as the run section calls it
 
 
-# From here to the run section: what several processes need. torchrun starts all of them with the same flags.
+# From here to the run section: what several processes need. torchrun starts all with the same flags.
 def process():
     """(number of this process, how many there are): (0, 1) unless torchrun has started several."""
     if not distributed.is_initialized():
@@ -551,9 +673,10 @@ def process():
 
 
 def join_processes():
-    """Connect the processes that torchrun has started. All but the first print nothing, and wait until its run begins.
+    """Connect the processes of torchrun. All but the first print nothing, and wait until its run begins.
 
-    So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then the others do.
+    So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then
+    the others do.
     """
     if distributed.is_torchelastic_launched():
         distributed.init_process_group("gloo")
@@ -563,7 +686,7 @@ def join_processes():
 
 
 def exchange(value):
-    """A list of the values of all processes. If another process has ended (it has said why), this one ends as well."""
+    """A list of the values of all processes. If another one has ended, saying why, this one ends as well."""
     if not distributed.is_initialized():
         return [value]
     values = [None] * distributed.get_world_size()
@@ -576,35 +699,40 @@ def exchange(value):
 
 
 def candidates_of_this_process(args):
-    """The numbers of the candidates that this process plays: its share of the pairs. UserError if that is not possible.
+    """The numbers of the candidates that this process plays: its share of the pairs, or a UserError.
 
-    A native vector environment draws the first states of all slots from one seed: every process plays all candidates.
+    A native vector environment draws the first states of all slots from one seed: every process plays
+    all candidates.
     """
     N = args.population_size
     rank, processes = process()
     if N % 2 or N < 2 * processes:
-        raise UserError(f"population_size {N} does not divide into pairs, at least one for each process ({processes})")
-    native = is_native(make_envs(args, 1))
-    pairs = np.arange(N // 2) if native else np.array_split(np.arange(N // 2), processes)[rank]
+        raise UserError(f"population_size {N} is not pairs, at least one for each process ({processes})")
+    envs = make_envs(args, 1)
+    pairs = np.arange(N // 2) if is_native(envs) else np.array_split(np.arange(N // 2), processes)[rank]
+    envs.close()
     return np.arange(2 * pairs[0], 2 * pairs[-1] + 2)
 
 
-def make_run(args, policy, envs, **parts):
-    """This process's Run; num_generations ends it as well. Every process has one, but only the first one's writes."""
-    last = (args.num_generations or math.inf) * args.population_size
+def start_run(args, envs, **parts):
+    """A Run that has started with these parts. The first process's is in the run folder.
 
-    class PopulationRun(Run):
-        def is_finished(self):
-            """As in Run, or if num_generations have been played."""
-            return super().is_finished() or len(self.episodes) >= last
-
-    if process()[0] > 0:
-        globals().update(write_file=lambda path, write: None)
-        args = replace(args, progress=False, capture_video=False)
-    run = PopulationRun(args, policy, envs, **parts)
-    if args.checkpoint_every == 0:  # here, checkpoints interrupt no episode, so they may be frequent
-        run.checkpoint_every = math.ceil(args.total_timesteps / 10)
-    if process()[0] == 0:
+    The others begin when it has. They do as it does, in temporary folders, in which nobody looks.
+    """
+    rank, _ = process()
+    if rank > 0:
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        checkpoint = Path(args.resume or "", f"checkpoint{SUFFIX}")
+        if args.resume and checkpoint.exists():
+            shutil.copy(checkpoint, folder.name)
+        args = replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False)
+    run = Run(args, envs)
+    tenth = math.ceil(min(args.total_timesteps, 5_000_000) / 10)
+    run.checkpoint_every = args.checkpoint_every or tenth  # often: no episode is interrupted
+    run.start(**parts)
+    if rank > 0:
+        run.folder = folder  # it is deleted when the process ends
+    else:
         exchange("begun")
     return run
 

@@ -1,34 +1,38 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1", "mpe2==1.1.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "numpy>=1.26", "matplotlib>=3.8",
+#   "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "mpe2>=1.0",
 # ]
 # ///
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
 
-Each of n agents acts only on its own observation, a^i = mu^i(o^i). During training, its critic Q^i sees the state s and
-the actions of all agents, and learns, from stored steps, what return to expect. The actor learns to raise Q^i; for the
-other agents' actions it takes those that are stored with the step:
+Each of n agents acts only on its own observation, a^i = mu^i(o^i). During training, its critic Q^i
+sees the state s and the actions of all agents, and learns, from stored steps, what return to expect.
+The actor learns to raise Q^i; for the other agents' actions it takes those stored with the step:
 
-    y^i = r^i + gamma (1 - terminated) Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n)),
-    L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ],                               (arXiv 1706.02275, eq. 6)
-    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]                               (its gradient: eq. 5)
+    y^i = r^i + gamma (1 - terminated) Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n))
+    L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
+    J(mu^i) = E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]   (its gradient: arXiv 1706.02275, eq. 5)
 
-where Q' and mu' are copies that follow Q and mu slowly. By default (--state-type EP) there is one Q, of the sum of all
-rewards: for cooperative tasks only. With --state-type FP --no-share-policy, as in the paper, each agent has its own Q^i
-of its own reward. MATD3 is MADDPG plus TD3's three tricks: noise on mu'(o') smooths Q', the lower value of two critics
-counts, and actors are updated less often than critics. Discrete actions are drawn by Gumbel-softmax.
+Q' and mu' are copies that follow Q and mu slowly. By default (--state-type EP) there is one Q, of
+the sum of all rewards: for cooperative tasks only. With --state-type FP --no-share-policy, as in the
+paper, each agent has its own Q^i of its own reward. MATD3 is MADDPG plus TD3's three tricks: noise
+on mu'(o') smooths Q', the lower value of two critics counts, and actors are updated less often than
+critics. Discrete actions are drawn by Gumbel-softmax.
 
-    python maddpg_matd3.py                                                   # three agents spread over three landmarks
+    python maddpg_matd3.py                                 # three agents spread over three landmarks
     python maddpg_matd3.py --env-id mpe2.simple_speaker_listener_v4 --algorithm maddpg
-    python maddpg_matd3.py --evaluate runs/DIR --render                      # watch the trained agents
+    python maddpg_matd3.py --evaluate runs/DIR --render    # watch the trained agents
 
-Papers: MADDPG arXiv 1706.02275, MATD3 arXiv 1910.01465, TD3 arXiv 1802.09477, Gumbel-softmax arXiv 1611.01144.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: MADDPG arXiv 1706.02275, MATD3 arXiv 1910.01465, TD3 arXiv 1802.09477, Gumbel-softmax arXiv
+1611.01144. The story ends at "# ===== helpers"; the code below it makes environments, keeps the run
+folder and draws the curve.
 """
 
+import ast
 import copy
+import importlib
 import json
 import math
 import os
@@ -38,8 +42,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -51,67 +56,68 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseParallelWrapper, OrderEnforcingWrapper
 from torch import nn
 from tqdm import tqdm
 
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, simple_spread included, TUNED (below) overrides these."""
+    """Every flag and its default. For some environments TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where not given: see ALGORITHMS
-    target_noise: float = 0.2  # standard deviation of the noise on continuous target actions; maddpg: 0
+    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given
+    target_noise: float = 0.2  # deviation of the noise on continuous target actions; maddpg: 0
     twin_q: bool = True  # two critics; the lower of their target values counts; maddpg: False
-    policy_frequency: int = 2  # critic updates per update of the actors and of all targets; maddpg: 1
+    policy_frequency: int = 2  # critic updates per update of actors and targets; maddpg: 1
     noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
     state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward, critic for the team; FP: one per agent
-    share_policy: bool = False  # all agents share one actor (with FP, one critic too); otherwise one for each
+    share_policy: bool = False  # all agents share one actor (with FP, one critic too)
     actor_learning_rate: float = 1e-3  # Adam's learning rate for the actors
     critic_learning_rate: float = 1e-3  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # steps to keep, of all environments together
     batch_size: int = 256  # steps drawn from the buffer per update
-    learning_starts: int = 1_000  # first steps, with random actions; updates begin after max(this, batch_size) steps
+    learning_starts: int = 1_000  # first steps, with random actions and no updates
     train_frequency: int = 4  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     n_step: int = 1  # rewards summed in a target before Q' estimates the rest
-    tau: float = 0.005  # in one update, target networks <- tau networks + (1 - tau) target networks
-    exploration_noise: float = 0.1  # standard deviation of the noise on continuous actions (1: half their range)
-    output_penalty: float = 1e-3  # weight, in the actors' loss, of the mean square of tanh's or softmax's inputs
-    gumbel_temperature: float = 1.0  # discrete actions: temperature of the softmax that gradients flow through
-    hidden_sizes: tuple[int, ...] = (64, 64)  # hidden layers of each actor
-    critic_hidden_sizes: tuple[int, ...] | None = None  # hidden layers of each critic; None: as the actors'
-    max_grad_norm: float | None = None  # longer gradients are scaled down to it (all actors' as one, all critics' too)
+    tau: float = 0.005  # in an update, target networks <- tau networks + (1 - tau) target networks
+    exploration_noise: float = 0.1  # deviation of the noise on continuous actions (1: half their range)
+    output_penalty: float = 1e-3  # weight of the mean square of tanh's or softmax's inputs
+    gumbel_temperature: float = 1.0  # of the softmax that gradients of discrete actions flow through
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of each actor's hidden layers
+    critic_hidden_sizes: tuple[int, ...] | None = None  # of each critic's; None: as the actors'
+    max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
-    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of a function like it
+    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers of parallel environments, applied in order
+    wrappers: tuple[str, ...] = ()  # of parallel environments: dotted paths; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    async_envs: bool = False  # play each environment in a process of its own
-    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count); in each, all agents act
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
+    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them, as nn.Linear initialises them: uniform within ±1/sqrt(inputs)."""
+    """Linear layers with ReLU between them; weights are uniform in ±1/sqrt(inputs), as nn.Linear's."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -126,15 +132,16 @@ class Agents(nn.Module):
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    Agent i's action is in [-1, 1]^A_i; a Discrete one is one-hot. A joint action holds the actions of all agents:
-    A_1 + … + A_n numbers. All else that each agent has is a list of n tensors, for example actions (B, A_i).
+    Agent i's action is in [-1, 1]^A_i; a Discrete one is one-hot. A joint action holds the actions
+    of all agents: A_1 + … + A_n numbers. All else that each agent has is a list of n tensors, for
+    example actions (B, A_i).
 
-        --state-type          EP                      FP
-        rewards and ends      one for all agents      one for each agent
-        rows with a target    B, for a batch of B     n·B: B for the first agent, then B for the second, and so on
-        critics               one for all agents      one for each agent; with --share-policy, one for all
-        a twin                a list of one critic    a list of one critic or n
-        a critic's input      state, joint action     the agent's own observation, state, joint action
+        --state-type          EP                    FP
+        rewards and ends      one for all agents    one for each agent
+        rows with a target    B, the batch          n·B: B for the first agent, B for the second, …
+        critics               one for all agents    one for each; with --share-policy, one for all
+        a twin                a list of one critic  a list of one critic or n
+        a critic's input      state, joint action   the agent's own observation, state, joint action
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -146,16 +153,13 @@ class Agents(nn.Module):
         self.num_agents = len(action_spaces)
         self.discrete = isinstance(action_spaces[0], spaces.Discrete)
         self.obs_sizes = [part.stop - part.start for part in layout.observations]
-        self.action_sizes = [int(space.n) if self.discrete else math.prod(space.shape) for space in action_spaces]
-        self.state_size = layout.state.stop - layout.state.start
-        if args.state_type == "FP":  # an agent's critic sees the agent's observation as well
-            self.state_size += max(self.obs_sizes)
+        self.action_sizes = [spaces.flatdim(space) for space in action_spaces]
         self.actors = nn.ModuleList()
         for inputs, outputs in zip(self.obs_sizes, self.action_sizes):
             self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
         if args.share_policy:  # the list then holds the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics = nn.ModuleList([self.new_critics()])  # one twin, or two with twin_q; each is a list of critics
+        self.critics = nn.ModuleList([self.new_critics()])  # one twin, or two with twin_q
         if args.twin_q:  # with its own weights: a copy of the first twin would learn the same
             self.critics.append(self.new_critics())
         self.target_actors = copy.deepcopy(self.actors)
@@ -163,18 +167,24 @@ class Agents(nn.Module):
         self.to(device)
 
     def new_critics(self):
-        """A list of one critic for all agents; with FP and separate policies, of one for each agent."""
+        """A list of one critic for all agents; with FP and separate policies, of one for each."""
         args = self.args
-        inputs = self.state_size + sum(self.action_sizes)
-        hidden_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
-        count = self.num_agents if args.state_type == "FP" and not args.share_policy else 1
-        return nn.ModuleList(uniform_mlp(inputs, hidden_sizes, 1) for _ in range(count))
+        state = self.layout.state
+        count = 1
+        if args.state_type == "FP":
+            state = self.layout.states[0]
+            count = 1 if args.share_policy else self.num_agents
+        inputs = state.stop - state.start + sum(self.action_sizes)
+        if args.state_type == "FP":  # an agent's critic sees the agent's observation as well
+            inputs += max(self.obs_sizes)
+        sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+        return nn.ModuleList(uniform_mlp(inputs, sizes, 1) for _ in range(count))
 
     def critic_inputs(self, rows):
-        """What critics see besides actions: the state (B, S) of rows (B, …), or with FP (n·B, S') of rows (n·B, …).
+        """What critics see besides actions: the state (B, S) of rows (B, …).
 
-        With FP it is the agent's own observation, padded with zeros to the length of the longest one, and the state.
-        Once the agent is dead, all of it is zeros.
+        With FP (n·B, S') of rows (n·B, …): the agent's own observation, padded with zeros to the
+        length of the longest one, and the state (its own, if the environment has one for each).
         """
         if self.args.state_type == "EP":
             return rows[:, self.layout.state]
@@ -182,22 +192,23 @@ class Agents(nn.Module):
         for i, part in enumerate(rows.chunk(self.num_agents)):
             obs = part[:, self.layout.observations[i]]
             obs = nn.functional.pad(obs, (0, max(self.obs_sizes) - self.obs_sizes[i]))
-            alive = part[:, self.layout.alive][:, i : i + 1]
-            inputs.append(torch.cat([obs, part[:, self.layout.state]], dim=1) * alive)
+            inputs.append(torch.cat([obs, part[:, self.layout.states[i]]], dim=1))
         return torch.cat(inputs)
 
     def values(self, critics, rows, actions):
         """Q(s, a^1, …, a^n), (R,), for rows (R, …) and joint actions (R, A_1 + … + A_n).
 
-        `critics` lists one critic for all rows, or n critics: then R = n·B, and critic i gets the B rows of agent i.
+        `critics` lists one critic for all rows, or n: then R = n·B, and critic i gets the B rows of
+        agent i.
         """
         inputs = torch.cat([self.critic_inputs(rows), actions], dim=1).chunk(len(critics))
         return torch.cat([critic(part) for critic, part in zip(critics, inputs)]).squeeze(1)
 
     def views(self, rows):
-        """(observations, masks of available actions) from rows (B, …): two lists over agents of tensors (B, …).
+        """(observations, masks of available actions) from rows (B, …): two lists over agents.
 
-        If the environment has no masks, all Discrete actions are available. Masks of continuous actions are (B, 0).
+        If the environment has no masks, all Discrete actions are available. Masks of continuous
+        actions are (B, 0).
         """
         obs = [rows[:, part] for part in self.layout.observations]
         available = [rows[:, part] > 0 for part in self.layout.available]
@@ -206,7 +217,7 @@ class Agents(nn.Module):
         return obs, available
 
     def choose(self, actors, rows, rng):
-        """(actions, outputs), lists over agents: outputs go into tanh or Gumbel-softmax, which give the actions.
+        """(actions, outputs), lists over agents; tanh or Gumbel-softmax makes actions of outputs.
 
         Gradients flow through both. Discrete actions are drawn with the NumPy generator `rng`.
         """
@@ -216,7 +227,8 @@ class Agents(nn.Module):
             output = actor(obs)
             outputs.append(output)
             if self.discrete:
-                noise = torch.as_tensor(rng.gumbel(size=output.shape), dtype=torch.float32, device=self.device)
+                noise = rng.gumbel(size=output.shape)
+                noise = torch.as_tensor(noise, dtype=torch.float32, device=self.device)
                 logits = torch.where(available, output, -1e9)  # -inf could make gradients NaN
                 actions.append(gumbel_softmax(logits, noise, self.args.gumbel_temperature))
             else:
@@ -229,16 +241,20 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def explore(self, rows, noise, rng):
-        """Joint actions for training, an array: with noise added if continuous, drawn from the softmax if Discrete."""
+        """Joint actions for training, an array.
+
+        Continuous ones with noise added, Discrete ones drawn from the softmax.
+        """
         actions, _ = self.choose(self.actors, torch.as_tensor(rows, device=self.device), rng)
+        joint = torch.cat(actions, dim=1)
         if not self.discrete:
-            actions = [(action + noise * self.normal(action.shape, rng)).clamp(-1, 1) for action in actions]
-        return torch.cat(actions, dim=1).cpu().numpy()
+            joint = (joint + noise * self.normal(joint.shape, rng)).clamp(-1, 1)
+        return joint.cpu().numpy()
 
     def random_actions(self, rows, rng):
-        """Uniformly random joint actions, an array; Discrete ones are drawn from those available."""
+        """Uniformly random joint actions, an array; Discrete ones from those available."""
         if not self.discrete:
-            return np.hstack([rng.uniform(-1, 1, (len(rows), size)) for size in self.action_sizes])
+            return rng.uniform(-1, 1, (len(rows), sum(self.action_sizes)))
         actions = []
         for available in self.views(torch.as_tensor(rows))[1]:
             lots = np.where(available, rng.random(available.shape), -1)
@@ -247,9 +263,12 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def act(self, rows):
-        """The actors' actions without any noise, as the environment takes them. Evaluations call this."""
+        """The actors' actions in rows (N, …) without noise, as the environment takes them."""
+        if np.ndim(rows) != 2:
+            raise ValueError("act takes a batch of team rows; for one, it is act(row[None])")
         actions = []
-        for actor, obs, available in zip(self.actors, *self.views(torch.as_tensor(rows, device=self.device))):
+        rows = torch.as_tensor(rows, device=self.device)
+        for actor, obs, available in zip(self.actors, *self.views(rows)):
             output = actor(obs)
             if self.discrete:
                 best = torch.where(available, output, -math.inf).argmax(1)
@@ -259,17 +278,16 @@ class Agents(nn.Module):
         return self.to_env(torch.cat(actions, dim=1).cpu().numpy())
 
     def to_env(self, actions):
-        """Joint actions as the environment takes them: a tuple, with [-1, 1] scaled to the bounds of a Box."""
+        """Joint actions as the environment takes them, with [-1, 1] as the bounds of each Box."""
         taken = []
         ends = np.cumsum(self.action_sizes)
         for space, action in zip(self.action_spaces, np.split(actions, ends[:-1], axis=1)):
             if self.discrete:
                 action = action.argmax(1) + space.start
             else:
-                low = space.low.astype(np.float64)
-                high = space.high.astype(np.float64)
-                action = action.reshape(-1, *space.shape)
-                action = np.clip(low + (action + 1) / 2 * (high - low), low, high)
+                scale, bias = scale_and_bias(space)
+                action = (scale * action + bias).reshape(-1, *space.shape)
+                action = np.clip(action, space.low, space.high)
                 if np.issubdtype(space.dtype, np.integer):
                     action = np.rint(action)
             taken.append(action.astype(space.dtype))
@@ -277,35 +295,41 @@ class Agents(nn.Module):
 
 
 def gumbel_softmax(logits, noise, temperature):
-    """One-hot draws from softmax(logits) over the last axis, with the gradient of softmax((logits + noise) / T).
+    """One-hot draws from softmax(logits) over the last axis, and a gradient for them.
 
-    The argmax of logits + Gumbel noise is such a draw (arXiv 1611.01144, eq. 1). The backward pass uses the gradient of
-    the soft version (eq. 2) instead: the straight-through estimator (section 2.2).
+    The argmax of logits + Gumbel noise is such a draw (arXiv 1611.01144, eq. 1). It has no gradient,
+    so the backward pass uses that of
+
+        y = softmax( (logits + noise) / temperature )   (arXiv 1611.01144, eq. 2)
+
+    instead: the straight-through estimator (section 2.2).
     """
     soft = ((logits + noise) / temperature).softmax(-1)
     hard = nn.functional.one_hot((logits + noise).argmax(-1), soft.shape[-1]).to(soft.dtype)
     return hard + (soft - soft.detach())  # the value of `hard`, the gradient of `soft`
 
 
-# -------------------------------------------------------------------------------------------------- replay buffer
-# N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends; an environment has
-# G of them: one (EP), or one for each agent (FP). G·B entries are the B of the first stream, then the B of the
-# second, and so on. There are G·B next rows too: the n-step windows of two streams may end in different steps.
+# ------------------------------------------------------------------------------------- replay buffer
+# N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends;
+# an environment has G of them: one (EP), or one for each agent (FP). G·B entries are the B of the
+# first stream, then the B of the second, and so on. There are G·B next rows too: the n-step windows
+# of two streams may end in different steps.
 
 OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
-    "rows actions took_part "  # (B, …); joint actions (B, A_1 + … + A_n); (B, n): 0 where an agent was dead
-    "rewards terminated "  # (G·B,): sum over a window; whether it ends by termination, so that Q' does not count
-    "next_rows gammas",  # (G·B, …): the row after the window; (G·B,): the factor of Q', gamma^k
+    "rows actions took_part "  # (B, …); joint actions (B, A_1 + … + A_n); (B, n): False for the dead
+    "rewards terminated "  # (G·B,): sum over a window; whether the window ends by termination
+    "next_rows gammas",  # (G·B, …): the row after the window; (G·B,): gamma^k, the factor of Q'
 )
-STORED = "rows actions took_part rewards terminated ended next_rows".split()  # the arrays of the buffer: see insert
+STORED = "rows actions took_part rewards terminated dones next_rows".split()  # see insert
 
 
 class OffPolicyBuffer:
     """The last `capacity` steps of N environments, first in, first out, in host memory.
 
-    Slot t·N + e is step t of environment e. Each environment writes into its own ring of T steps, at its own position,
-    because steps that only reset it (those after an episode's end) are not stored. With n_step = 3:
+    Slot t·N + e is step t of environment e. Each environment writes into its own ring of T steps, at
+    its own position, because steps that only reset it (those after an episode's end) are not stored.
+    With n_step = 3:
 
         slot   0  2  4  6    environment 0: its episode ends in slot 2; slot 6 is its newest
         slot   1  3  5  7    environment 1: its episode ends in slot 5
@@ -314,14 +338,11 @@ class OffPolicyBuffer:
         from slot 2: reward r_2, discount gamma: the episode ends there
     """
 
-    def __init__(
-        self, capacity, num_envs, num_agents, streams, row_size, action_size, n_step=1, gamma=0.99, device="cpu"
-    ):
+    def __init__(self, capacity, num_envs, num_agents, streams, row_size, action_size, n_step=1, gamma=0.99):
         self.num_envs = num_envs
         self.streams = streams
         self.n_step = n_step
         self.gamma = gamma
-        self.device = device
         self.steps = capacity // num_envs
         self.positions = np.zeros(num_envs, np.int64)  # where each environment writes its next step
         self.sizes = np.zeros(num_envs, np.int64)  # how many steps of each environment are stored
@@ -331,54 +352,57 @@ class OffPolicyBuffer:
         self.took_part = np.zeros((*shape, num_agents), bool)
         self.rewards = np.zeros((*shape, streams), np.float32)
         self.terminated = np.zeros((*shape, streams), bool)
-        self.ended = np.zeros((*shape, streams), bool)
+        self.dones = np.zeros((*shape, streams), bool)
         self.next_rows = np.zeros((*shape, row_size), np.float32)
 
-    def insert(self, rows, actions, took_part, rewards, terminated, ended, next_rows):
-        """Store one step of those environments in which any agent took part; in a reset row, none does.
+    def insert(self, rows, actions, took_part, rewards, terminated, dones, next_rows):
+        """Store one step of those environments in which any agent took part.
 
-        took_part is (N, n). rewards, terminated and ended are (N,), or with FP (N, n). `ended`: this step is the last
-        of the episode (FP: the agent's last, or it is dead); `terminated`: it ended by termination, not by truncation.
-        next_rows belong to the same episode, even at its end.
+        took_part is (N, n): in a reset row, all of it is False. rewards, terminated and dones are
+        (N, G). `dones`: this step is the last of the episode (FP: the agent's last, or it is dead);
+        `terminated`: it ended by termination, not by truncation. next_rows belong to the same
+        episode, even at its end.
         """
         envs = np.flatnonzero(took_part.any(1))
         t = self.positions[envs]
-        streams = self.num_envs, self.streams
         self.rows[t, envs] = rows[envs]
         self.actions[t, envs] = actions[envs]
         self.took_part[t, envs] = took_part[envs]
-        self.rewards[t, envs] = rewards.reshape(streams)[envs]
-        self.terminated[t, envs] = terminated.reshape(streams)[envs]
-        self.ended[t, envs] = ended.reshape(streams)[envs]
+        self.rewards[t, envs] = rewards[envs]
+        self.terminated[t, envs] = terminated[envs]
+        self.dones[t, envs] = dones[envs]
         self.next_rows[t, envs] = next_rows[envs]
         self.positions[envs] = (t + 1) % self.steps
         self.sizes[envs] = np.minimum(self.sizes[envs] + 1, self.steps)
 
     def cut(self):
-        """End all windows at the newest steps: all environments are about to be made anew."""
+        """End all windows at the newest steps: all environments have been made anew."""
         envs = np.flatnonzero(self.sizes > 0)
-        self.ended[self.positions[envs] - 1, envs] = True
+        self.dones[self.positions[envs] - 1, envs] = True
 
     def windows(self, t, e):
-        """(rewards, discounts, last steps), each (G, B), of windows that start in steps t of environments e, both (B,).
+        """(rewards, discounts, last steps), each (G, B), of windows from steps t (B,) of envs e (B,).
 
-        A window of k steps has the reward r_0 + gamma r_1 + … + gamma^(k-1) r_(k-1) (arXiv 1710.02298, eq. 2) and the
-        discount gamma^k, for Q'. k is n_step, or less if the episode ends or the newest step is reached first.
+        The reward of a window of k steps, whose discount, for Q', is gamma^k:
+
+            R = r_0 + gamma r_1 + … + gamma^(k-1) r_{k-1}   (arXiv 1710.02298, eq. 2)
+
+        k is n_step, or less if the episode ends or the newest step is reached first.
         """
-        g = np.arange(self.streams)[:, None]  # indexed with e (B,), entry [g, b] is stream g of sample b
+        g = np.arange(self.streams)[:, None]  # with e (B,), entry [g, b] is stream g of sample b
         newest = (self.positions[e] - 1) % self.steps
         last = np.tile(t, (self.streams, 1))
         rewards = self.rewards[last, e, g]
         discounts = np.full(last.shape, self.gamma, np.float32)
         for _ in range(self.n_step - 1):
-            goes_on = ~self.ended[last, e, g] & (last != newest)
+            goes_on = ~self.dones[last, e, g] & (last != newest)
             last = np.where(goes_on, (last + 1) % self.steps, last)
             rewards += goes_on * discounts * self.rewards[last, e, g]
             discounts[goes_on] *= self.gamma
         return rewards, discounts, last
 
-    def get(self, slots):
-        """The OffPolicyBatch of the windows that start in these slots (B,), on the device."""
+    def get(self, slots, device="cpu"):
+        """The OffPolicyBatch of the windows that start in these slots (B,)."""
         t, e = np.divmod(slots, self.num_envs)
         rewards, discounts, last = self.windows(t, e)
         g = np.arange(self.streams)[:, None]
@@ -391,9 +415,9 @@ class OffPolicyBuffer:
             next_rows=self.next_rows[last, e].reshape(last.size, -1),
             gammas=discounts.ravel(),
         )
-        return OffPolicyBatch(*[torch.as_tensor(field, device=self.device) for field in batch])
+        return OffPolicyBatch(*[torch.as_tensor(field, device=device) for field in batch])
 
-    def sample(self, batch_size, rng):
+    def sample(self, batch_size, rng, device="cpu"):
         """An OffPolicyBatch drawn uniformly, with replacement. ValueError if nothing is stored."""
         if self.sizes.sum() == 0:
             raise ValueError("cannot sample from an empty buffer")
@@ -401,13 +425,15 @@ class OffPolicyBuffer:
         drawn = rng.integers(ends[-1], size=batch_size)
         e = np.searchsorted(ends, drawn, side="right")
         t = drawn - ends[e] + self.sizes[e]
-        return self.get(t * self.num_envs + e)
+        return self.get(t * self.num_envs + e, device)
 
     def state_dict(self):
         """What is stored, for a checkpoint."""
         filled = self.sizes.max()
         state = {name: torch.from_numpy(getattr(self, name)[:filled]) for name in STORED}
-        return state | {"positions": torch.from_numpy(self.positions), "sizes": torch.from_numpy(self.sizes)}
+        state["positions"] = torch.from_numpy(self.positions)
+        state["sizes"] = torch.from_numpy(self.sizes)
+        return state
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
@@ -422,25 +448,30 @@ def store_step(buffer, agents, rows, reset_rows, actions, result):
     next_rows, rewards, terminated, truncated, infos = result
     alive = agents.layout.alive
     took_part = (rows[:, alive] == 1) & ~reset_rows[:, None]
-    ended = terminated | truncated
-    if agents.args.state_type == "FP":  # each agent has its own rewards and end, (N, n)
+    dones = (terminated | truncated)[:, None]
+    if agents.args.state_type == "EP":
+        rewards = rewards[:, None]
+        terminated = terminated[:, None]
+    else:  # each agent has its own rewards and end, (N, n)
         rewards = infos["rewards"]
-        ended = ended[:, None] | (next_rows[:, alive] == 0)
-        # If an agent is truncated before the others, its last observation is not known: Q' sees zeros instead.
         terminated = infos["terminated"]
-    buffer.insert(rows, actions, took_part, rewards, terminated, ended, next_rows)
+        dones = dones | (next_rows[:, alive] == 0)
+    buffer.insert(rows, actions, took_part, rewards, terminated, dones, next_rows)
 
 
-# --------------------------------------------------------------------------------------------- targets and losses
+# -------------------------------------------------------------------------------- targets and losses
 def smoothed(actions, noise, clip):
-    """Smoothing: mu'(s') + clip(epsilon, -c, c)   (arXiv 1802.09477, section 5.3), within [-1, 1] as in its code."""
+    """TD3's smoothing of mu'(s') by the noise epsilon (B, D); within [-1, 1] as in its authors' code.
+
+    a' = clip( mu'(s') + clip(epsilon, -c, c), -1, 1 )   (arXiv 1802.09477, section 5.3)
+    """
     return (actions + noise.clamp(-clip, clip)).clamp(-1, 1)
 
 
 def critic_targets(rewards, next_values, terminated, gamma):
-    """y (B,) = r + gamma (1 - terminated) min_k Q'_k(s', a'), from target values (K, B)   (arXiv 1802.09477, eq. 10).
+    """Targets y (B,) from the values (K, B) of K target critics. DDPG has K = 1.
 
-    With K = 1 critic it is DDPG's target (arXiv 1509.02971, algorithm 1).
+    y = r + gamma (1 - terminated) min_k Q'_k(s', a')   (arXiv 1802.09477, eq. 10)
     """
     return rewards + gamma * next_values.amin(0) * ~terminated
 
@@ -451,10 +482,11 @@ def valid_mean(x, valid):
 
 
 def in_turn(own, actions):
-    """n copies of B joint actions, (n·B, A_1 + … + A_n); in copy i, agent i's current action replaces its stored one.
+    """n copies of B joint actions, (n·B, A_1 + … + A_n), in each of which one agent does otherwise.
 
-    `own`, the current actions, and `actions`, the stored ones, are lists over agents of (B, A_i). The first B rows are
-    the first agent's copy, the next B the second agent's, and so on (arXiv 1706.02275, eq. 5).
+    In copy i, agent i's action is its current one: (a^1, …, mu^i(o^i), …, a^n) in eq. 5 of arXiv
+    1706.02275. `own`, the current actions, and `actions`, the stored ones, are lists over agents of
+    (B, A_i). The first B rows are the first agent's copy, the next B the second agent's, and so on.
     """
     turns = []
     for i in range(len(own)):
@@ -466,129 +498,154 @@ def in_turn(own, actions):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """target <- tau source + (1 - tau) target, for all weights of two networks (arXiv 1509.02971, algorithm 1)."""
+    """Move all weights of the target network towards those of the source.
+
+    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
+    """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
 
 
 @torch.no_grad()
 def matd3_targets(agents, batch, args, rng):
-    """The critics' targets y (G·B,): a window's reward plus gamma^k Q', with the first two of TD3's tricks."""
+    """The critics' targets y (G·B,): a window's reward plus gamma^k Q', with TD3's first two tricks."""
     next_actions, _ = agents.choose(agents.target_actors, batch.next_rows, rng)
-    if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
-        for i, actions in enumerate(next_actions):
-            noise = args.target_noise * agents.normal(actions.shape, rng)
-            next_actions[i] = smoothed(actions, noise, args.noise_clip)
     joint = torch.cat(next_actions, dim=1)
-    # TD3, trick 2: clipped double Q. Of the values of two critics (MADDPG: one), critic_targets takes the lower.
-    next_values = torch.stack([agents.values(twin, batch.next_rows, joint) for twin in agents.target_critics])
-    return critic_targets(batch.rewards, next_values, batch.terminated, batch.gammas)
+    if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
+        noise = args.target_noise * agents.normal(joint.shape, rng)
+        joint = smoothed(joint, noise, args.noise_clip)
+    # TD3, trick 2: clipped double Q. critic_targets takes the lower value of two twins (MADDPG: one).
+    next_values = []
+    for twin in agents.target_critics:
+        next_values.append(agents.values(twin, batch.next_rows, joint))
+    return critic_targets(batch.rewards, torch.stack(next_values), batch.terminated, batch.gammas)
 
 
 def critics_loss(agents, batch, targets):
-    """(loss, mean value): the mean squared error of all Q^i, summed over twins   (arXiv 1706.02275, eq. 6)."""
+    """(loss, mean value): the mean squared errors of all Q^i, added up over twins.
+
+    L = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
+    """
     streams = len(targets) // len(batch.rows)
     rows = batch.rows.repeat(streams, 1)
     actions = batch.actions.repeat(streams, 1)
     values = torch.stack([agents.values(twin, rows, actions) for twin in agents.critics])
     errors = ((values - targets) ** 2).sum(0)
     valid = torch.ones_like(errors)
-    if agents.args.state_type == "FP":  # an agent's critic does not learn from steps in which the agent was dead
+    if agents.args.state_type == "FP":  # an agent's critic does not learn from steps of the dead
         valid = batch.took_part.T.flatten()
     return valid_mean(errors, valid), values.detach().mean()
 
 
 def actors_loss(agents, batch, rng):
-    """(loss, mean square of the actors' outputs): mean of -J(mu^i) over agents (gradient: arXiv 1706.02275, eq. 5)."""
+    """(loss, mean square of the actors' outputs); an actor does not learn from steps of the dead.
+
+    L = -E[ Q^i(s, a^1, …, mu^i(o^i), …, a^n) ]   (its gradient: arXiv 1706.02275, eq. 5)
+    """
     own, outputs = agents.choose(agents.actors, batch.rows, rng)
-    # In copy i only a^i carries a gradient, so one backward pass serves all actors. As in TD3, twin 2 has no say here.
+    # In copy i only a^i carries a gradient, so one backward pass serves all actors.
     joint = in_turn(own, batch.actions.split(agents.action_sizes, dim=1))
-    values = agents.values(agents.critics[0], batch.rows.repeat(agents.num_agents, 1), joint)
+    rows = batch.rows.repeat(agents.num_agents, 1)
+    values = agents.values(agents.critics[0], rows, joint)  # as in TD3, twin 2 has no say here
     squares = torch.cat([(output**2).mean(1) for output in outputs])
-    valid = batch.took_part.T.flatten()  # an actor does not learn from steps in which its agent was dead
+    valid = batch.took_part.T.flatten()
     return -valid_mean(values, valid), valid_mean(squares, valid)
 
 
-# ------------------------------------------------------------------------------------------------------- training
-def updates_due(step_before, step, args):
-    """Which critic updates, counted from 1 over the whole run, are due after steps step_before + 1 to `step`.
+# ------------------------------------------------------------------------------------------ training
+def num_updates(step, args):
+    """How many critic updates are due in a run's first `step` steps, those of all environments."""
+    random_steps = max(args.learning_starts, args.batch_size)  # an update needs a batch of them
+    rounds = step // args.train_frequency - random_steps // args.train_frequency
+    return max(0, rounds) * args.gradient_steps
 
-    All environments' steps count, whatever num_envs is. The first update is after max(learning_starts, batch_size).
-    """
-    rounds_left_out = max(args.learning_starts, args.batch_size) // args.train_frequency  # a batch must be stored
-    rounds_before = max(0, step_before // args.train_frequency - rounds_left_out)
-    rounds = max(0, step // args.train_frequency - rounds_left_out)
-    return range(rounds_before * args.gradient_steps + 1, rounds * args.gradient_steps + 1)
+
+def update_all_critics(agents, optimizer, batch, targets, args):
+    """One gradient step for all critics. Returns a dict of metrics to log."""
+    loss, value_mean = critics_loss(agents, batch, targets)
+    optimizer.zero_grad()
+    loss.backward()
+    if args.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm)
+    optimizer.step()
+    return {"critic_loss": loss.detach(), "value_mean": value_mean}
+
+
+def update_all_actors(agents, optimizer, batch, args, rng):
+    """One gradient step for all actors. Returns a dict of metrics to log."""
+    loss, squares = actors_loss(agents, batch, rng)
+    penalized = loss + args.output_penalty * squares  # as MADDPG's code does, against saturated outputs
+    optimizer.zero_grad()
+    penalized.backward(inputs=list(agents.actors.parameters()))  # no gradients for the critics
+    if args.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(agents.actors.parameters(), args.max_grad_norm)
+    optimizer.step()
+    return {"actor_loss": loss.detach()}
 
 
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
-    check_algorithm(args)  # --algorithm has set target_noise, twin_q and policy_frequency already: see ALGORITHMS
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
+    check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
     envs = make_envs(args, args.num_envs)
     agents = make_agent(args, envs)
+    set_threads(image=False)
     buffer = make_off_policy_buffer(args, agents)
-    actor_optimizer = torch.optim.Adam(agents.actors.parameters(), lr=args.actor_learning_rate, fused=True)
-    critic_optimizer = torch.optim.Adam(agents.critics.parameters(), lr=args.critic_learning_rate, fused=True)
-    parts = {"buffer": buffer, "actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
-    run = Run(args, agents, envs, **parts)  # with --resume, it loads a checkpoint into these
+    run = Run(args, envs)
+    actor_optimizer = torch.optim.Adam(agents.actors.parameters(), args.actor_learning_rate, fused=True)
+    critic_optimizer = torch.optim.Adam(agents.critics.parameters(), args.critic_learning_rate, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates, by run.step
+    actor_scheduler = torch.optim.lr_scheduler.LambdaLR(actor_optimizer, factor)
+    critic_scheduler = torch.optim.lr_scheduler.LambdaLR(critic_optimizer, factor)
+    optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
+    schedulers = {"actor_scheduler": actor_scheduler, "critic_scheduler": critic_scheduler}
+    run.start(agent=agents, buffer=buffer, **optimizers, **schedulers)  # --resume loads their states
 
+    updates = num_updates(run.step, args)  # of the critics, so far
+    envs, rows, dones, rng = run.new_envs()
+    buffer.cut()  # no n-step window reaches from old episodes into new ones
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, rows, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # True: the coming step only resets this environment
-            buffer.cut()  # no n-step window reaches from old episodes into new ones
-        if args.anneal_lr:
-            actor_optimizer.param_groups[0]["lr"] = args.actor_learning_rate * (1 - run.step / args.total_timesteps)
-            critic_optimizer.param_groups[0]["lr"] = args.critic_learning_rate * (1 - run.step / args.total_timesteps)
-
-        step_before = run.step
         if run.step < args.learning_starts:
             actions = agents.random_actions(rows, rng)
         else:
             actions = agents.explore(rows, args.exploration_noise, rng)
         result = envs.step(agents.to_env(actions))
-        store_step(buffer, agents, rows, ended, actions, result)
+        store_step(buffer, agents, rows, dones, actions, result)
         rows, rewards, terminated, truncated, _ = result
-        run.count(rows, rewards, terminated | truncated, ended)  # advances run.step; not for reset rows
-        ended = terminated | truncated
+        run.count(rows, rewards, terminated | truncated, reset_rows=dones)
+        dones = terminated | truncated  # whose next step only resets
 
-        for update in updates_due(step_before, run.step, args):
-            batch = buffer.sample(args.batch_size, rng)
+        while updates < num_updates(run.step, args):
+            updates += 1
+            batch = buffer.sample(args.batch_size, rng, agents.device)
             targets = matd3_targets(agents, batch, args, rng)
-            critic_loss, value_mean = critics_loss(agents, batch, targets)
-            critic_optimizer.zero_grad()
-            critic_loss.backward()
-            if args.max_grad_norm is not None:
-                nn.utils.clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm)
-            critic_optimizer.step()
-            run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
-            if update % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of actors and all targets
-                actor_loss, squares = actors_loss(agents, batch, rng)
-                loss = actor_loss + args.output_penalty * squares  # as in MADDPG's code: against saturated outputs
-                actor_optimizer.zero_grad()
-                loss.backward(inputs=list(agents.actors.parameters()))  # no gradients for the critics
-                if args.max_grad_norm is not None:
-                    nn.utils.clip_grad_norm_(agents.actors.parameters(), args.max_grad_norm)
-                actor_optimizer.step()
+            agents.train()  # if you add dropout, it belongs to the losses alone
+            run.log(**update_all_critics(agents, critic_optimizer, batch, targets, args))
+            critic_scheduler.step()
+            if updates % args.policy_frequency == 0:  # TD3, trick 3: these are updated less often
+                run.log(**update_all_actors(agents, actor_optimizer, batch, args, rng))
+                actor_scheduler.step()
                 polyak(agents.target_actors, agents.actors, args.tau)
                 polyak(agents.target_critics, agents.critics, args.tau)
-                run.log(actor_loss=actor_loss.detach())
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+            agents.eval()
+
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, rows, dones, rng = run.new_envs()
+            buffer.cut()
     return run.finish()
 
 
-# ===== helpers: settings, teams of agents, environments ===============================================================
+# ===== helpers: settings, teams of agents, environments ===========================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes hidden_sizes critic_hidden_sizes".split()
-LEAST_1 += "buffer_size batch_size train_frequency gradient_steps policy_frequency n_step".split()
-RANGES = dict.fromkeys(LEAST_1, (1, 1e15)) | dict.fromkeys(["gamma", "tau"], (0, 1))
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15)) | {"gumbel_temperature": (1e-3, 1e15)}
 CURVE = {"critic_loss": "loss of the critics", "value_mean": "mean value, by the critics", "actor_loss": "actors' loss"}
-EXPLORES = True  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # ids that a stranger's config.json may ask for
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+REFUSED_WRAPPERS = {}  # by read_wrapper
+SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # that a stranger's config.json may ask for
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
 # The three flags in which MATD3 differs from MADDPG. Each of them can also be given by itself.
 ALGORITHMS = {
@@ -608,7 +665,7 @@ TUNED = {
 
 def matd3_settings(args):
     """The settings of ALGORITHMS for args.algorithm, and those of TUNED for args.env_id."""
-    return ALGORITHMS[args.algorithm] | TUNED.get(args.env_id, {})
+    return ALGORITHMS.get(args.algorithm, {}) | TUNED.get(args.env_id, {})
 
 
 tuned_settings = matd3_settings  # as the run section calls it
@@ -628,108 +685,168 @@ def make_agents(args, envs):
     action_spaces = envs.single_action_space.spaces
     layout = envs.metadata["layout"]
     all_discrete = all(isinstance(space, spaces.Discrete) for space in action_spaces)
-    all_boxes = all(isinstance(space, spaces.Box) and space.is_bounded() for space in action_spaces)
-    if not all_discrete and not all_boxes:
+    if not all_discrete and not all(is_bounded_box(space) for space in action_spaces):
         found = ", ".join(map(str, action_spaces))
-        raise UserError(f"{args.env_id}: all actions must be Discrete, or bounded Boxes, not {found}: use mappo.py")
+        needed = "all actions must be Discrete, or bounded Boxes"
+        raise UserError(f"{args.env_id}: {needed}, not {found}: use mappo.py")
     sizes = {part.stop - part.start for part in layout.observations}
-    if args.share_policy and (len(sizes) > 1 or any(space != action_spaces[0] for space in action_spaces)):
-        raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
-    device = choose_device(args)
+    alike = len(sizes) == 1 and all(space == action_spaces[0] for space in action_spaces)
+    if args.share_policy and not alike:
+        raise UserError(f"the agents of {args.env_id} differ: add --no-share-policy")
     torch.manual_seed(args.seed)
-    return Agents(layout, action_spaces, args, device)
+    return Agents(layout, action_spaces, args, choose_device(args)).eval()
 
 
 make_agent = make_agents  # as the run section calls it
 
 
+def is_bounded_box(space):
+    """Whether it is a Box with bounds; float32's largest number, 3e38, means "none" as well."""
+    return isinstance(space, spaces.Box) and np.all(np.abs([space.low, space.high], dtype=float) < 1e30)
+
+
 def make_off_policy_buffer(args, agents):
-    """An empty buffer, as the arguments say. UserError if it is too small, or if there is no memory for it."""
+    """An empty buffer, as the arguments say. UserError if it is too small, or if there is no memory."""
     if args.buffer_size // args.num_envs * args.num_envs < args.batch_size:
         raise UserError("buffer_size, divided among num_envs, must not be less than batch_size")
-    streams = agents.num_agents if args.state_type == "FP" else 1
-    sizes = agents.num_agents, streams, agents.layout.available[-1].stop, sum(agents.action_sizes)
+    if args.n_step < 1:
+        raise UserError("n_step must be at least 1")
     try:
-        return OffPolicyBuffer(args.buffer_size, args.num_envs, *sizes, args.n_step, args.gamma, agents.device)
+        return OffPolicyBuffer(
+            capacity=args.buffer_size,
+            num_envs=args.num_envs,
+            num_agents=agents.num_agents,
+            streams=agents.num_agents if args.state_type == "FP" else 1,
+            row_size=agents.layout.available[-1].stop,
+            action_size=sum(agents.action_sizes),
+            n_step=args.n_step,
+            gamma=args.gamma,
+        )
     except (MemoryError, ValueError) as error:
         raise UserError(f"buffer_size = {args.buffer_size} is too large: {error}") from error
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
 
-    def __init__(self, env, limit):
-        super().__init__(env)
-        self.limit = limit
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
 
-    def step(self, action):
-        """As the environment's, truncated at the limit."""
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+
+# Where things stand in a TeamEnv's observation, all of them slices: `observations`, `states` and
+# `available` list one per agent. If all agents share one state, `states` lists it n times.
+Layout = namedtuple("Layout", "alive observations state states available")
 
 
-# Where things stand in a TeamEnv's observation. All are slices; `observations` and `available` list one per agent.
-Layout = namedtuple("Layout", "alive observations state available")
+class TeamReturn(BaseParallelWrapper):
+    """Adds up the rewards of all agents in an episode before the user's wrappers change them."""
+
+    def reset(self, seed=None, options=None):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        """As the environment's."""
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        self.true_return += sum(np.asarray(reward, float).item() for reward in rewards.values())
+        return obs, rewards, terminated, truncated, infos
 
 
 class TeamEnv(gym.Env):
-    """A PettingZoo parallel environment as a Gymnasium one, so that Gymnasium's vector environments can run it.
+    """A PettingZoo parallel environment as a Gymnasium one, for Gymnasium's vector environments.
 
-    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an observation one row:
+    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an
+    observation one row:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    An agent is alive while it takes part. When the last agents end, those that acted in this last step still count as
-    alive in the next row, so that it has their final observations. A dead agent observes zeros. The state is the
-    environment's own. If there is none, it is all observations, and the row holds them only once. The row has available
-    actions only if the environment gives masks; an agent that has no valid action, for example while it waits for its
-    turn, gets the first one as a no-op. The episode ends with the last agent. It is terminated if all that acted in the
-    last step terminated, else truncated. `info` has each agent's own "rewards" and "terminated".
+    An agent is alive while it takes part. The row after its last step has its final observation, if
+    the environment returns one; later rows have zeros. When the last agents end, those that acted in
+    this last step still count as alive in the row after it.
+
+    The state is the environment's own: one for all, or one for each agent, as `state()` of shape
+    (n, S) or as "state" in the agents' infos. If there is none, it is all observations, and the row
+    holds them only once. The row has available actions only if the environment gives masks; an agent
+    that has no valid action, for example while it waits for its turn, gets the first one as a no-op.
+
+    The episode ends with the last agent. It is terminated if all that acted in the last step
+    terminated, else truncated. It is truncated, too, when its return reaches `return_limit`. `info`
+    has each agent's own "rewards" and "terminated".
     """
 
-    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() only repeats observations, or fails after a death
+    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() repeats observations, or fails after a death
 
-    def __init__(self, env):
-        self.env = env
-        self.names = list(env.possible_agents)
+    def __init__(self, env, wrappers=(), return_limit=None):
+        self.counter = TeamReturn(env)
+        self.env = self.counter
+        for wrapper in wrappers:
+            self.env = wrapper(self.env)
+        self.return_limit = math.inf if return_limit is None else return_limit
+        self.names = list(self.env.possible_agents)
         self.render_mode = getattr(env, "render_mode", None)
-        _, infos = env.reset(seed=0)
-        masked = any("action_mask" in info for info in infos.values())
+        _, infos = self.env.reset(seed=0)
+        self.masked = any("action_mask" in info for info in infos.values())
         self.spaces = []  # of the agents' observations, without their masks
         for name in self.names:
-            space = env.observation_space(name)
-            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # turn-based games put it there
-                masked = True
-                space = spaces.Dict({key: entry for key, entry in space.items() if key != "action_mask"})
-            if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
-                raise UserError(f"{name} observes {space}; needed is what makes a vector of 1 to 10,000 numbers")
-            self.spaces.append(space)
-        action_spaces = [env.action_space(name) for name in self.names]
+            space = self.env.observation_space(name)
+            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as in turn-based games
+                self.masked = True
+                space = spaces.Dict({key: part for key, part in space.items() if key != "action_mask"})
+            self.spaces.append(checked_space(space, name))
+        action_spaces = [self.env.action_space(name) for name in self.names]
+        self.choices = [choices(space) if self.masked else [] for space in action_spaces]
+
         alive = slice(0, len(self.names))
         observations = slices([spaces.flatdim(space) for space in self.spaces], alive.stop)
-        state = slice(observations[-1].stop, observations[-1].stop + self.own_state_size())
-        choices = [getattr(space, "n", 0) if masked else 0 for space in action_spaces]
-        available = slices(choices, state.stop)
-        self.has_own_state = state.stop > state.start
-        if not self.has_own_state:
-            state = slice(alive.stop, state.stop)
-        self.layout = Layout(alive, observations, state, available)
-        self.metadata = getattr(env, "metadata", {}) | {"layout": self.layout}  # vector environments copy it
+        joined = slice(alive.stop, observations[-1].stop)
+        self.own_states, sizes = self.find_states(infos)
+        states = slices(sizes, joined.stop) or [joined]
+        state = slice(states[0].start, states[-1].stop)
+        if len(states) == 1:  # shared
+            states *= len(self.names)
+        available = slices([sum(sizes) for sizes in self.choices], max(state.stop, joined.stop))
+        self.layout = Layout(alive, observations, state, states, available)
+        own_metadata = getattr(self.env, "metadata", {})
+        self.metadata = own_metadata | {"layout": self.layout}  # vector environments copy it
         self.observation_space = spaces.Box(-np.inf, np.inf, (available[-1].stop,))
         self.action_space = spaces.Tuple(action_spaces)
 
-    def own_state_size(self):
-        """Size of the environment's own state; 0 if it has none, or if it is an image or only repeats observations."""
+    @property
+    def true_return(self):
+        """The episode's return so far, before the user's wrappers changed rewards."""
+        return self.counter.true_return
+
+    def find_states(self, infos):
+        """(where the environment's own states are: "infos", "state()" or None; their sizes).
+
+        One size for each agent, or a single one if they share a state. An image does not count.
+        """
+        if all("state" in infos.get(name, {}) for name in self.names):
+            sizes = [np.size(infos[name]["state"]) for name in self.names]
+            if len(set(sizes)) > 1:
+                raise UserError(f"the agents' states differ in size: {sizes}")
+            return "infos", sizes
         if type(self.env.unwrapped).__module__.startswith(self.JOINED):
-            return 0
+            return None, []
         try:
             state = np.asarray(self.env.state())
         except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is not a function
-            return 0
-        return 0 if state.dtype in (np.uint8, object) else state.size
+            return None, []
+        if state.dtype in (np.uint8, object) or state.size == 0:
+            return None, []
+        if state.ndim == 2 and len(state) == len(self.names):
+            return "state()", [state.shape[1]] * len(state)
+        return "state()", [state.size]
 
     def reset(self, *, seed=None, options=None):
-        """(first row, info) of an episode. Each gets a seed, as environments differ in what they do without one."""
+        """(first row, info) of an episode. Environments may differ in what they do without a seed."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
@@ -738,38 +855,52 @@ class TeamEnv(gym.Env):
 
     def step(self, actions):
         """One step, in which the agents that are alive act; the actions of the dead are ignored."""
-        given = {name: action for name, action in zip(self.names, actions) if name in self.env.agents}
-        obs, rewards, terminated, truncated, infos = self.env.step(given)
-        going_on = [name for name in self.env.agents if not terminated.get(name) and not truncated.get(name)]
+        acting = {}
+        for name, action in zip(self.names, actions):
+            if name in self.env.agents:
+                acting[name] = action
+        obs, rewards, terminated, truncated, infos = self.env.step(acting)
+        going_on = []
+        for name in self.env.agents:
+            if not terminated.get(name) and not truncated.get(name):
+                going_on.append(name)
         over = not going_on
-        all_terminated = over and all(terminated.get(name, True) for name in given)
+        all_terminated = over and all(terminated.get(name, True) for name in acting)
+        cut_off = (over and not all_terminated) or self.true_return >= self.return_limit
+        final = {name: obs[name] for name in acting if name in obs}  # also of those that have just ended
+        shown = {name: obs[name] for name in going_on} | final
+        row = self.row(acting if over else going_on, shown, infos)
         info = self.info(rewards, terminated)
-        row = self.row(given if over else going_on, obs, infos)
-        return row, float(info["rewards"].sum()), all_terminated, over and not all_terminated, info
+        return row, float(info["rewards"].sum()), all_terminated, cut_off, info
 
     def row(self, alive, obs, infos):
-        """The team's observation: `alive` has the names of living agents; obs and infos are dicts from PettingZoo."""
+        """The team's observation. `alive` has agents' names; obs and infos are PettingZoo's dicts."""
         row = np.zeros(self.observation_space.shape, np.float32)
         for i, name in enumerate(self.names):
-            available = self.layout.available[i]
-            row[available] = 1
-            if name not in alive:
+            row[self.layout.available[i]] = 1
+            row[self.layout.alive.start + i] = name in alive
+            if name not in obs:
                 continue
-            row[self.layout.alive.start + i] = 1
             row[self.layout.observations[i]] = spaces.flatten(self.spaces[i], obs[name])
-            mask = infos.get(name, {}).get("action_mask")
+            info = infos.get(name, {})
+            if self.own_states == "infos" and "state" in info:
+                row[self.layout.states[i]] = np.ravel(info["state"])
+            mask = info.get("action_mask")
             if isinstance(obs[name], dict):
                 mask = obs[name].get("action_mask", mask)
-            if mask is not None:
-                row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
-        if self.has_own_state:
+            if mask is not None and not self.masked:
+                raise UserError(f"{name} has an action_mask after a step, but no agent has one after reset")
+            if mask is not None and self.choices[i]:
+                row[self.layout.available[i]] = usable(mask, self.choices[i])
+        if self.own_states == "state()":
             row[self.layout.state] = np.ravel(self.env.state())
         return row
 
     def info(self, rewards, terminated):
-        """The agents' own rewards and terminations, as arrays; a vector environment returns only those of the team."""
-        rewards = np.array([rewards.get(name, 0) for name in self.names], np.float32)
-        return {"rewards": rewards, "terminated": np.array([bool(terminated.get(name)) for name in self.names])}
+        """The agents' own rewards and terminations, as arrays; those of the dead are 0 and False."""
+        own_rewards = [np.asarray(rewards.get(name, 0), float).item() for name in self.names]
+        own_ends = [bool(terminated.get(name)) for name in self.names]
+        return {"rewards": np.array(own_rewards, np.float32), "terminated": np.array(own_ends)}
 
     def render(self):
         """As the environment's."""
@@ -778,6 +909,35 @@ class TeamEnv(gym.Env):
     def close(self):
         """As the environment's."""
         self.env.close()
+
+
+def checked_space(space, name):
+    """The space of what an agent observes. UserError if it does not make a short row of numbers."""
+    parts = space.values() if isinstance(space, spaces.Dict) else [space]
+    if any(is_image(part) for part in parts):
+        raise UserError(f"{name} observes {space}: there is no network for images")
+    if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
+        raise UserError(f"{name} observes {space}; needed is what makes 1 to 10,000 numbers")
+    return space
+
+
+def choices(space):
+    """How many choices a mask of available actions has in each factor; none for a Box."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    return [int(space.n)] if isinstance(space, spaces.Discrete) else []
+
+
+def usable(mask, sizes):
+    """A mask (an array, or a tuple of arrays for the factors) in which each factor has a choice.
+
+    The first one, where it had none.
+    """
+    mask = np.hstack(mask)
+    for factor in np.split(mask, np.cumsum(sizes)[:-1]):  # views
+        if not factor.any():
+            factor[0] = 1
+    return mask
 
 
 def slices(sizes, begin):
@@ -790,43 +950,78 @@ def slices(sizes, begin):
 
 
 def without_checks(env):
-    """The same environment without PettingZoo's checks of order and bounds: in mpe2, these take a third of the time."""
-    from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
+    """The same environment without PettingZoo's checks of order and bounds.
 
+    In mpe2, these take a third of the time.
+    """
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
         env.aec_env = env.aec_env.env
     return env
 
 
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
+
+
 def make_team_envs(args, num_envs, render=False, video=None):
-    """A vector environment of TeamEnvs, with next-step autoreset; in a window, or filmed. UserError if it fails."""
+    """A vector environment of TeamEnvs with next-step autoreset; in a window or filmed, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
     try:
         found = pkgutil.resolve_name(args.env_id)
         parallel_env = getattr(found, "parallel_env", found)
         if not callable(parallel_env):
             raise ValueError("it has no parallel_env (docs/mappo.md shows how a turn-based game gets one)")
         kwargs = dict(**json.loads(args.env_kwargs))
-        wrappers = [without_checks, *map(pkgutil.resolve_name, args.wrappers), TeamEnv]
-        if args.max_episode_steps is not None:
-            wrappers.append(partial(gym.wrappers.TimeLimit, max_episode_steps=args.max_episode_steps))
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
-        if video:
-            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        wrappers = [read_wrapper(text) for text in args.wrappers]
+        for wrapper in wrappers:
+            if isinstance(wrapper.func, type) and issubclass(wrapper.func, gym.Wrapper):
+                raise ValueError("a wrapper must be one of parallel environments, not Gymnasium's")
 
         def make_env():
-            env = parallel_env(**kwargs)
-            for wrapper in wrappers:
-                env = wrapper(env)
-            return env
+            env = without_checks(parallel_env(**kwargs))
+            if not hasattr(env, "possible_agents"):
+                raise ValueError("this is not a parallel environment of PettingZoo")
+            env = TeamEnv(env, wrappers, args.max_episode_return)
+            if args.max_episode_steps is not None:
+                env = gym.wrappers.TimeLimit(env, args.max_episode_steps)
+            return gym.wrappers.RecordVideo(env, str(video)) if video else env
 
         in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
+        is_library = re.fullmatch(SAFE_IDS, args.env_id) and not args.wrappers
+        if is_users_own(error) and not is_library:
+            raise
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
 
 
 make_envs = make_team_envs  # as the run section calls it
@@ -841,6 +1036,12 @@ def choose_device(args, image=False):
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(f"no device {device}: {error}") from error
     return device
+
+
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 # ===== run: the same in every script ==============================================================

@@ -1,29 +1,35 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1", "mpe2==1.1.1",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "numpy>=1.26", "matplotlib>=3.8",
+#   "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "mpe2>=1.0",
 # ]
 # ///
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
 
-A team of n agents shares one reward. Each acts only on its own observation o^i; during training, one critic V sees the
-state s of the whole team. Every agent does PPO, with its own ratio r^i of new to old policy, but with one advantage A
-for all, that of the team's return (--state-type FP: each agent has its own estimate). arXiv 2103.01955, appendix A:
+A team of n agents shares one reward. Each agent acts only on its own observation o^i. During
+training, one critic V sees the state s of the whole team. Every agent does PPO, with its own ratio
+r^i, but with one advantage A for all: that of the team's return. (With --state-type FP each agent
+has its own estimate of A; with --agent-rewards as well, its own rewards.)
 
-    L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ],   r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
+    L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ]   (arXiv 2103.01955, appendix A)
+    r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
-HAPPO updates separate policies one after the other, in random order. For the next policy, A is multiplied by the ratios
-r^j of all policies j updated before it: it learns what pays with these teammates as they are now (arXiv 2109.11251).
+HAPPO updates separate policies one after the other, in random order. For the next policy, A is
+multiplied by the ratios r^j of all policies j updated before it: it learns what pays with these
+teammates as they are now (arXiv 2109.11251).
 
-    python mappo.py                                                          # three agents spread over three landmarks
+    python mappo.py                                 # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
-    python mappo.py --evaluate runs/DIR --render                             # watch the trained agents
+    python mappo.py --evaluate runs/DIR --render    # watch the trained agents
 
-Papers: MAPPO arXiv 2103.01955, HAPPO arXiv 2109.11251 and 2304.09870, PPO arXiv 1707.06347, GAE arXiv 1506.02438.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: MAPPO arXiv 2103.01955, HAPPO arXiv 2109.11251 and 2304.09870, PPO arXiv 1707.06347, GAE
+arXiv 1506.02438. The story ends at "# ===== helpers"; the code below it makes environments, keeps
+the run folder and draws the curve.
 """
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -33,8 +39,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -46,21 +53,23 @@ import numpy as np
 import torch
 import tyro
 from gymnasium import spaces
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseParallelWrapper, OrderEnforcingWrapper
 from torch import nn
 from tqdm import tqdm
 
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, simple_spread included, TUNED (below) overrides these."""
+    """Every flag and its default. For some environments TUNED (below) overrides these."""
 
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own
-    happo: bool = False  # HAPPO: update one policy after the other, in random order; needs --no-share-policy
-    state_type: Literal["EP", "FP"] = "EP"  # the critic's input. EP: one state for all; FP: one per agent (share_obs)
-    action_factor: int = 0  # split Discrete actions in two: action % this and action // this; 0: do not split
+    happo: bool = False  # HAPPO: update one policy after the other; needs --no-share-policy
+    state_type: Literal["EP", "FP"] = "EP"  # what the critic sees. EP: one state for all; FP: one per agent
+    agent_rewards: bool = False  # each agent learns from its own rewards and its own end; needs FP
+    action_factor: int = 0  # split Discrete actions into action % this and action // this; 0: do not
     recurrent: bool = False  # add a GRU to actors and critic
-    data_chunk_length: int = 25  # with --recurrent: gradients flow back through this many steps; 0: the whole rollout
+    data_chunk_length: int = 25  # steps that gradients flow back through the GRU; 0: the whole rollout
     learning_rate: float = 7e-4  # Adam's learning rate for actors and critic
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 32  # environments played side by side
@@ -73,43 +82,47 @@ class Args:
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their moving mean and deviation
     clip_vloss: bool = True  # clip the value loss as well
-    clip_vloss_coef: float = 0.2  # values may move this far before the clip; with value_norm, in normalised units
+    clip_vloss_coef: float = 0.2  # values may move this far; with value_norm, in normalised units
     huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
     ent_coef: float = 0.01  # weight of the entropy bonus
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
-    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the actors' hidden layers
-    critic_hidden_sizes: tuple[int, ...] | None = None  # sizes of the critic's; None: as the actors'
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actors' hidden layers
+    critic_hidden_sizes: tuple[int, ...] | None = None  # of the critic's; None: as the actors'
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
-    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or dotted path of a function like it
+    env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers of parallel environments, applied in order
+    wrappers: tuple[str, ...] = ()  # of parallel environments: dotted paths; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    async_envs: bool = False  # play each environment in a process of its own
-    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count); in each, all agents act
-    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
+    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with deterministic actions
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
-# layer, mlp, categorical and gaussian are the same as in ppo.py; they stand among the helpers.
+# ------------------------------------------------------------------------------------------ networks
+# layer, mlp, categorical and gaussian are those of ppo.py; they stand among the helpers.
 #
-# A stream is a sequence of steps that a network sees: those of one agent in one environment, or, for a critic with one
-# state for all (EP), those of one environment. A tensor (L, S, …) holds L steps of S streams.
+# A stream is a sequence of steps that a network sees: those of one agent in one environment, or, for
+# a critic with one state for all (EP), those of one environment. A tensor (L, S, …) holds L steps of
+# S streams.
 class TeamNetwork(nn.Module):
-    """An MLP; if recurrent, with a GRU before the last layer, whose state has H numbers (without a GRU, H = 0)."""
+    """An MLP; if recurrent, with a GRU before the last layer.
+
+    The GRU's state has H numbers; without a GRU, H = 0.
+    """
 
     def __init__(self, inputs, hidden_sizes, outputs, recurrent, gain):
         super().__init__()
@@ -124,10 +137,11 @@ class TeamNetwork(nn.Module):
             self.mlp = mlp(inputs, hidden_sizes, outputs, gain)
 
     def forward(self, x, rnn_states, reset_rows):
-        """(outputs (L, S, outputs), states (L + 1, S, H)) for x (L, S, inputs): states[t] is the one before step t.
+        """(outputs (L, S, outputs), states (L + 1, S, H)) for x (L, S, inputs).
 
-        rnn_states (S, H) is the state before the first step. reset_rows (L, S) marks the rows that only reset an
-        environment. Such a row holds the final observation and still gets its episode's state; the next row gets zeros.
+        rnn_states (S, H) is the state before the first step, states[t] the one before step t.
+        reset_rows (L, S) marks the rows that only reset an environment. Such a row holds the final
+        observation and still gets its episode's state; the next row gets zeros.
         """
         if not self.recurrent:
             return self.mlp(x), rnn_states.expand(len(x) + 1, *rnn_states.shape)
@@ -142,8 +156,9 @@ class TeamNetwork(nn.Module):
 class AgentPolicy(nn.Module):
     """A policy: a distribution over actions, given what an agent observes.
 
-    A Box action is Gaussian. A Discrete action is one categorical factor (two if action_factor splits it), and a
-    MultiDiscrete action has several. Outside the environment, an action is D numbers, one for each factor or dimension.
+    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A Discrete action is one
+    categorical factor (two if action_factor splits it), a MultiDiscrete action has several.
+    Everywhere but in the environment, an action is D numbers: one for each factor or dimension.
     """
 
     def __init__(self, inputs, action_space, args):
@@ -151,19 +166,21 @@ class AgentPolicy(nn.Module):
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
         self.factored = can_be_split(action_space, args.action_factor)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its D
         if self.factored:
             self.output_sizes = [args.action_factor, int(action_space.n) // args.action_factor]
         self.outputs = sum(self.output_sizes)
-        # With this small gain, the untrained policy is nearly uniform; if Gaussian, its means are nearly 0.
-        self.network = TeamNetwork(inputs, args.hidden_sizes, self.outputs, args.recurrent, gain=0.01)
+        # The small gain makes the first policy nearly uniform, or the first means nearly 0.
+        sizes = args.hidden_sizes
+        self.network = TeamNetwork(inputs, sizes, self.outputs, args.recurrent, gain=0.01)
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(self.outputs))
+            self.action_scale, self.action_bias = scale_and_bias(action_space)
 
     def logits_or_means(self, obs, rnn_states, reset_rows, available_actions):
-        """(outputs (L, S, outputs), states) as from TeamNetwork, but logits of unavailable actions are -1e9.
+        """(outputs (L, S, outputs), states) of TeamNetwork; logits of unavailable actions are -1e9.
 
-        `available_actions` is (L, S, choices), or (L, S, 0) if the environment has no masks.
+        `available_actions` is (L, S, outputs), or (L, S, 0) if the environment has no masks.
         """
         outputs, states = self.network(obs, rnn_states, reset_rows)
         if available_actions.shape[-1] > 0:
@@ -171,29 +188,36 @@ class AgentPolicy(nn.Module):
         return outputs, states
 
     def forward(self, obs, rnn_states, reset_rows, available_actions, actions):
-        """(log-probs (L, S) of actions (L, S, D), entropies (L, S), states as from TeamNetwork)."""
+        """(log-probs (L, S) of actions (L, S, D), entropies (L, S), states of TeamNetwork)."""
         outputs, states = self.logits_or_means(obs, rnn_states, reset_rows, available_actions)
+        rows = outputs.flatten(0, 1)
+        flat_actions = actions.flatten(0, 1)
         if self.continuous:
-            log_probs, entropies = gaussian(outputs.flatten(0, 1), actions.flatten(0, 1), self.log_std)
+            log_probs, entropies = gaussian(rows, flat_actions, self.log_std)
         else:
-            log_probs, entropies = categorical(outputs.flatten(0, 1), actions.flatten(0, 1), self.output_sizes)
+            log_probs, entropies = categorical(rows, flat_actions, self.output_sizes)
         return log_probs.view(reset_rows.shape), entropies.view(reset_rows.shape), states
 
     def choose(self, outputs, noise):
-        """Actions (S, D) for logits or means (S, outputs): drawn with noise; with noise 0, the likeliest."""
+        """Actions (S, D) for logits or means (S, outputs), drawn with noise (S, outputs).
+
+        With noise 0 they are the most likely.
+        """
         if self.continuous:
             return outputs + self.log_std.exp() * noise
         logits_of_factors = (outputs + noise).split(self.output_sizes, dim=1)
-        return torch.stack([logits.argmax(1) for logits in logits_of_factors], dim=1)
+        return torch.stack([logits.argmax(dim=1) for logits in logits_of_factors], dim=1)
 
     def to_env(self, actions):
-        """Actions (N, D) as the environment takes them: in the space's shape and type, within the bounds of a Box."""
+        """Actions (N, D) as the environment takes them, in the space's bounds, shape and type."""
         space = self.action_space
         if self.factored:
             actions = actions[:, 0] + self.output_sizes[0] * actions[:, 1]
+        if self.continuous:
+            actions = self.action_scale * actions + self.action_bias
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete need not begin at 0
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -201,11 +225,13 @@ class AgentPolicy(nn.Module):
 
 
 class Team(nn.Module):
-    """The policies of all n agents, the critic that they have in common, and the normaliser of its targets.
+    """The policies of all n agents, the critic they have in common, the normaliser of its targets.
 
-    Either all agents follow one policy, or each has its own. followers[k] lists the F agents that follow actors[k]; in
-    N environments they are N·F streams, all followers in the first environment before those in the second. Environments
-    return team_rows [ alive, per agent | observations | state | available actions ]; `layout` has the slices (TeamEnv).
+    Either all agents follow one policy, or each has its own. followers[k] lists the F agents that
+    follow actors[k]. In N environments they are N·F streams: all followers in the first environment,
+    then those in the second. Environments return team_rows (`layout` has the slices, see TeamEnv):
+
+        [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
     """
 
     def __init__(self, layout, action_spaces, args, device="cpu"):
@@ -221,41 +247,53 @@ class Team(nn.Module):
         self.actors = nn.ModuleList()
         for first, *_ in self.followers:
             self.actors.append(AgentPolicy(obs_sizes[first], action_spaces[first], args))
-        self.values_per_env = 1 if args.state_type == "EP" else self.num_agents
-        state_size = layout.state.stop - layout.state.start + (0 if args.state_type == "EP" else self.widest)
-        critic_sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
-        self.critic = TeamNetwork(state_size, critic_sizes, 1, args.recurrent, gain=1.0)
+        if args.state_type == "EP":
+            self.values_per_env = 1
+            inputs = layout.state.stop - layout.state.start
+        else:
+            self.values_per_env = self.num_agents
+            inputs = self.widest + layout.states[0].stop - layout.states[0].start
+        sizes = args.hidden_sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
+        self.critic = TeamNetwork(inputs, sizes, 1, args.recurrent, gain=1.0)
         self.to(device)
-        self.value_norm = ValueNorm() if args.value_norm else None  # on the CPU: some devices lack float64
+        # Created after the move, so that it stays on the CPU: some devices lack its float64.
+        self.value_norm = ValueNorm() if args.value_norm else None
 
     def views(self, team_rows, agents):
-        """(observations, available actions), each (L, N·F, …), of these F agents, from team_rows (L, N, …)."""
+        """What these F agents see in team_rows (L, N, …).
+
+        (observations, available actions), each (L, N·F, …).
+        """
         obs = [team_rows[..., self.layout.observations[i]] for i in agents]
-        available_actions = [team_rows[..., self.layout.available[i]] for i in agents]
-        return torch.stack(obs, dim=2).flatten(1, 2), torch.stack(available_actions, dim=2).flatten(1, 2)
+        available = [team_rows[..., self.layout.available[i]] for i in agents]
+        return torch.stack(obs, dim=2).flatten(1, 2), torch.stack(available, dim=2).flatten(1, 2)
 
     def share_obs(self, team_rows):
-        """What the critic sees of rows (L, N, …): the state (L, N, S), or with FP a state for each agent, (L, N·n, S).
+        """What the critic sees of team_rows (L, N, …): (L, N, S), or with FP (L, N·n, S).
 
-        The state is the environment's own, or else all observations side by side (EP, environment-provided). With FP
-        the agent's own observation comes before it; once the agent is dead, both are zeros. (The MAPPO paper calls this
-        AS, agent-specific; its FP, feature-pruned, also drops duplicate entries, and a dead agent's zeros have its ID.)
+        EP (environment-provided) is the state: the environment's own, or else all observations side
+        by side. FP has for each agent its own observation, padded with zeros, and the state (its own
+        state, if the environment has one for each agent). A dead agent has zeros; its value is what
+        its team still gets. The names are HARL's (arXiv 2304.09870).
         """
-        state = team_rows[..., self.layout.state]
         if self.args.state_type == "EP":
-            return state
+            return team_rows[..., self.layout.state]
         states = []
         for i, part in enumerate(self.layout.observations):
             obs = team_rows[..., part]
-            obs = nn.functional.pad(obs, (0, self.widest - obs.shape[-1]))  # observations may differ in length
+            obs = nn.functional.pad(obs, (0, self.widest - obs.shape[-1]))
+            state = team_rows[..., self.layout.states[i]]
             alive = team_rows[..., [self.layout.alive.start + i]]
+            if self.args.agent_rewards:  # the dead get nothing more; but if an agent was truncated,
+                alive = torch.ones_like(alive)  # the row after its end has its final observation
             states.append(torch.cat([obs, state], dim=-1) * alive)
         return torch.stack(states, dim=2).flatten(1, 2)
 
     def draw_noise(self, rng, num_envs):
-        """A list over policies of noise (N·F, outputs) to draw one step's actions with; `rng` is a NumPy generator.
+        """A list over policies of noise (N·F, outputs) for `sample`; `rng` is a NumPy generator.
 
-        For categories, the argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick).
         """
         noise = []
         for actor, agents in zip(self.actors, self.followers):
@@ -266,9 +304,12 @@ class Team(nn.Module):
 
     @torch.no_grad()
     def sample(self, team_rows, rnn_states, reset_rows, noise):
-        """One step in rows (N, …): (actions (N·F, D), next rnn_states (N·F, H)), both lists over policies."""
-        team_rows = torch.as_tensor(team_rows, device=self.device)[None]
-        reset_rows = torch.as_tensor(reset_rows, device=self.device)[None]
+        """One step in team_rows (N, …): (actions (N·F, D), next rnn_states (N·F, H)).
+
+        Both, and rnn_states and noise, are lists over policies.
+        """
+        team_rows = torch.as_tensor(team_rows, device=self.device).unsqueeze(0)
+        reset_rows = torch.as_tensor(reset_rows, device=self.device).unsqueeze(0)
         all_actions = []
         next_states = []
         for k, (actor, agents) in enumerate(zip(self.actors, self.followers)):
@@ -280,34 +321,43 @@ class Team(nn.Module):
         return all_actions, next_states
 
     def to_env(self, all_actions):
-        """The actions (N·F, D) of each policy as the environment takes them: a tuple with those of each agent."""
-        for_env = [None for _ in self.layout.observations]
+        """Each policy's actions (N·F, D) as the environment takes them: a tuple over agents."""
+        for_env = [None for _ in range(self.num_agents)]
         for actor, agents, actions in zip(self.actors, self.followers, all_actions):
+            per_env = actions.reshape(-1, len(agents), actions.shape[1])  # (N, F, D)
             for place, agent in enumerate(agents):
-                for_env[agent] = actor.to_env(actions[place :: len(agents)])  # its streams: one in each environment
+                for_env[agent] = actor.to_env(per_env[:, place])
         return tuple(for_env)
 
     def first_states(self, num_envs):
         """A list over policies of the recurrent states (N·F, H) before an episode: zeros."""
         states = []
         for actor, agents in zip(self.actors, self.followers):
-            states.append(torch.zeros(num_envs * len(agents), actor.network.hidden_size, device=self.device))
+            shape = num_envs * len(agents), actor.network.hidden_size
+            states.append(torch.zeros(shape, device=self.device))
         return states
 
     def begin_episodes(self, num_envs):
-        """Clear the recurrent states: the next rows that `act` gets begin num_envs new episodes."""
+        """Clear `memory`: the next rows that `act` gets begin num_envs new episodes."""
         self.memory = self.first_states(num_envs)
 
     def act(self, team_rows):
-        """The most likely actions, as the environment takes them; call begin_episodes first, which clears `memory`."""
+        """The most likely actions in team_rows (N, …), as the environment takes them.
+
+        Call begin_episodes(N) before the episodes' first rows.
+        """
+        if np.ndim(team_rows) != 2:
+            raise ValueError("act takes a batch of team rows; for one, it is act(row[None])")
         no_resets = np.zeros(len(team_rows), bool)
-        all_actions, self.memory = self.sample(team_rows, self.memory, no_resets, [0] * len(self.actors))
+        no_noise = [0] * len(self.actors)
+        all_actions, self.memory = self.sample(team_rows, self.memory, no_resets, no_noise)
         return self.to_env(all_actions)
 
 
-# --------------------------------------------------------------------------------------------- returns and buffer
-# next_values[t] is the critic's value of the observation after step t. After termination it counts as 0, as nothing
-# follows. After truncation it stands for the rewards that were cut off. If both flags are set, terminated wins.
+# -------------------------------------------------------------------------------- returns and buffer
+# next_values[t] is the critic's value of the observation after step t. After termination it counts
+# as 0: nothing follows. After truncation it stands for the rewards that were cut off. If both flags
+# are set, terminated wins.
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
@@ -324,16 +374,19 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# What a policy, or the critic, learns from: a rollout of S streams, (T, S, …), or C chunks of L steps of it, (L, C, …).
+# What a policy, or the critic, learns from: a rollout of S streams, (T, S, …), or C chunks of L steps
+# of it, (L, C, …). `active` marks the rows that count in the loss.
 POLICY_FIELDS = "obs rnn_states reset_rows available_actions actions log_probs active advantages"
+CRITIC_FIELDS = "share_obs rnn_states reset_rows values returns advantages active"
 PolicySteps = namedtuple("PolicySteps", POLICY_FIELDS)
-CriticSteps = namedtuple("CriticSteps", "share_obs rnn_states reset_rows values returns advantages active")
+CriticSteps = namedtuple("CriticSteps", CRITIC_FIELDS)
 
 
 class TeamBuffer:
     """One rollout, time-major (T, N, …), in host memory.
 
-    The step after an episode's end only resets the environment (next-step autoreset); actions in it are ignored:
+    After an episode's end the next step only resets its environment (next-step autoreset). Actions
+    in it are ignored:
 
         row  observations         actions  reward  truncated  reset row
          0   s0                   a0       r0      no         no
@@ -341,86 +394,142 @@ class TeamBuffer:
          2   s2, the final ones   ignored  0       no         yes
          3   s0 of the next one   a0       r0      no         no
 
-    Row 2 counts in no loss, but it holds s2. So the successor of step t is always the observation in row t + 1, whether
-    or not an episode ended in between. No advantage reaches back from row 2: row 1 ends the episode.
+    Row 2 counts in no loss, but it holds s2. So the successor of step t is always the observation in
+    row t + 1, whether or not an episode ended in between. No advantage reaches back from row 2: row 1
+    ends the episode.
+
+    Rewards and ends are (T, N, V), for the critic's V values of an environment: V = 1, or with FP n.
     """
 
     def __init__(self, args, team):
-        T, N = args.num_steps, args.num_envs
-        self.team_rows = np.zeros((T + 1, N, team.layout.available[-1].stop), np.float32)  # row T: after the last step
+        T, N, V = args.num_steps, args.num_envs, team.values_per_env
+        row_size = team.layout.available[-1].stop
+        self.args = args
+        self.alive = team.layout.alive
+        self.team_rows = np.zeros((T + 1, N, row_size), np.float32)  # the last: after step T
         self.reset_rows = np.zeros((T + 1, N), bool)
         self.actions = []  # one array per policy
         for actor, agents in zip(team.actors, team.followers):
             columns = actor.outputs if actor.continuous else len(actor.output_sizes)
             dtype = np.float32 if actor.continuous else np.int64
             self.actions.append(np.zeros((T, N * len(agents), columns), dtype))
-        self.rewards = np.zeros((T, N), np.float32)
-        self.terminated = np.zeros((T, N), bool)
-        self.truncated = np.zeros((T, N), bool)
+        self.rewards = np.zeros((T, N, V), np.float32)
+        self.terminated = np.zeros((T, N, V), bool)
+        self.truncated = np.zeros((T, N, V), bool)
         self.rnn_states = team.first_states(N)  # one tensor per policy: the states before row 0
-        self.rnn_states_critic = torch.zeros(N * team.values_per_env, team.critic.hidden_size, device=team.device)
+        self.rnn_states_critic = torch.zeros(N * V, team.critic.hidden_size, device=team.device)
+
+    def insert_results(self, t, next_rows, rewards, terminated, truncated, infos):
+        """Store what step t of all environments has brought, as envs.step returned it.
+
+        With --agent-rewards, agents have their own rewards, and an agent's episode ends when it dies.
+        If it was truncated, the next row still has its final observation.
+        """
+        if self.args.agent_rewards:
+            over = (terminated | truncated)[:, None] | (next_rows[:, self.alive] == 0)
+            self.rewards[t] = infos["rewards"]
+            self.terminated[t] = infos["terminated"]
+            self.truncated[t] = over & ~infos["terminated"]
+        else:
+            self.rewards[t] = rewards[:, None]
+            self.terminated[t] = terminated[:, None]
+            self.truncated[t] = truncated[:, None]
 
     @torch.no_grad()
-    def critic_steps(self, team, args):
-        """The rollout's CriticSteps. Call it once, before the update: it hands the GRU's states to the next rollout.
+    def critic_steps(self, team):
+        """The rollout's CriticSteps.
 
-        Advantages and returns are in the units of rewards; values are the critic's outputs, normalised with value_norm.
-        A value predicts the return of the whole team, even for an agent that is dead. With FP the state of a dead agent
-        is zeros, so (apart from a GRU's memory) all dead agents share one value, V(0). It is trained like any other.
+        Call it once, before the update: it hands the GRU's states on to the next rollout. Advantages
+        and returns are in the units of rewards, values are the critic's outputs: with value_norm,
+        they are normalised.
+
+        A value predicts the return of the whole team, even for an agent that is dead. With FP the
+        state of a dead agent is zeros, so (apart from a GRU's memory) all dead agents share one
+        value, V(0). It is trained like any other. With --agent-rewards a value predicts what one
+        agent will get; dead agents get nothing, so nothing is learned from their rows.
         """
-        share_obs = team.share_obs(torch.as_tensor(self.team_rows, device=team.device))
-        given = []
-        for x in (self.rewards, self.terminated, self.truncated, self.reset_rows):
-            given.append(torch.as_tensor(x, device=team.device).repeat_interleave(team.values_per_env, dim=1))
-        rewards, terminated, truncated, reset_rows = given
-        values, states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
-        values = values.squeeze(2)  # (T + 1, S)
-        v = values if team.value_norm is None else team.value_norm.denormalize(values)  # in the units of rewards
-        gae_lambda = args.gae_lambda if args.gae else 1.0  # with 1, GAE is discounted return minus value
+        args = self.args
+        on_device = partial(torch.as_tensor, device=team.device)
+        team_rows = on_device(self.team_rows)
+        rewards = on_device(self.rewards).flatten(1, 2)  # (T, S), S = N·V
+        terminated = on_device(self.terminated).flatten(1, 2)
+        truncated = on_device(self.truncated).flatten(1, 2)
+        reset_rows = on_device(self.reset_rows).repeat_interleave(team.values_per_env, dim=1)
+        share_obs = team.share_obs(team_rows)
+        outputs, states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
+        outputs = outputs.squeeze(2)  # (T + 1, S)
+        v = outputs if team.value_norm is None else team.value_norm.denormalize(outputs)
+        gae_lambda = args.gae_lambda if args.gae else 1.0  # 1: discounted return minus value
         advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, args.gamma, gae_lambda)
         self.rnn_states_critic = states[-2]  # before row T, where the next rollout begins
-        played = ~reset_rows[:-1]
-        return CriticSteps(share_obs[:-1], states[:-2], reset_rows[:-1], values[:-1], returns, advantages, played)
+        active = ~reset_rows[:-1]
+        if args.agent_rewards:
+            active &= (team_rows[:-1, :, self.alive] == 1).flatten(1, 2)
+        return CriticSteps(
+            share_obs=share_obs[:-1],
+            rnn_states=states[:-2],
+            reset_rows=reset_rows[:-1],
+            values=outputs[:-1],
+            returns=returns,
+            advantages=advantages,
+            active=active,
+        )
 
     @torch.no_grad()
     def policy_steps(self, team, k, advantages):
-        """PolicySteps of all agents that follow policy k. Call it once, before the update, like critic_steps.
+        """PolicySteps of all agents that follow policy k. Call it once, before the update, as well.
 
-        `advantages` are those of CriticSteps, (T, S). They are normalised over the active rows of all followers.
+        `advantages` are those of CriticSteps, (T, S). They are normalised over the active rows of all
+        followers.
         """
         actor = team.actors[k]
         agents = team.followers[k]
         team_rows = torch.as_tensor(self.team_rows[:-1], device=team.device)
-        reset_rows = torch.as_tensor(self.reset_rows[:-1], device=team.device).repeat_interleave(len(agents), dim=1)
+        resets = torch.as_tensor(self.reset_rows[:-1], device=team.device)
+        reset_rows = resets.repeat_interleave(len(agents), dim=1)
         actions = torch.as_tensor(self.actions[k], device=team.device)
         obs, available_actions = team.views(team_rows, agents)
-        log_probs, _, states = actor(obs, self.rnn_states[k], reset_rows, available_actions, actions)
+        observed = obs, self.rnn_states[k], reset_rows, available_actions
+        log_probs, _, states = actor(*observed, actions)
         self.rnn_states[k] = states[-1]  # before row T, where the next rollout begins
-        alive = team_rows[..., team.layout.alive][..., agents].flatten(1, 2)
+        alive = team_rows[..., self.alive][..., agents].flatten(1, 2)
         active = (alive == 1) & ~reset_rows  # policies do not learn from dead agents or reset rows
-        of_agents = advantages.unflatten(1, (-1, team.values_per_env)).expand(*team_rows.shape[:2], team.num_agents)
-        advantages = of_agents[..., agents].flatten(1, 2)
-        advantages[active] = normalize(advantages[active])
-        return PolicySteps(obs, states[:-1], reset_rows, available_actions, actions, log_probs, active, advantages)
+        per_env = advantages.unflatten(1, (-1, team.values_per_env))  # (T, N, V)
+        of_agents = per_env.expand(-1, -1, team.num_agents)
+        normalized = of_agents[..., agents].flatten(1, 2)
+        normalized[active] = normalize(normalized[active])
+        return PolicySteps(
+            obs=obs,
+            rnn_states=states[:-1],
+            reset_rows=reset_rows,
+            available_actions=available_actions,
+            actions=actions,
+            log_probs=log_probs,
+            active=active,
+            advantages=normalized,
+        )
 
 
 def minibatches(steps, args, rng):
-    """Yield minibatches (L, C, …) of PolicySteps or CriticSteps (T, S, …). Each step occurs once, in random order.
+    """Yield minibatches (L, C, …) of PolicySteps or CriticSteps (T, S, …), in random order.
 
-    The T steps of each stream are cut into chunks of L, numbered stream by stream; C random ones make a minibatch. Its
-    rnn_states are only those before the first step of each chunk, (C, H). Without a GRU, a chunk is a single step.
+    The T steps of each stream are cut into chunks of L, numbered stream by stream; C random ones
+    make a minibatch. Its rnn_states are only those before the first step of each chunk, (C, H).
+    Without a GRU, a chunk is a single step.
     """
     T = len(steps.reset_rows)
     length = chunk_length(args)
-    chunks = [x.swapaxes(0, 1).unflatten(1, (T // length, length)).flatten(0, 1) for x in steps]  # (S·T / L, L, …)
+    chunks = []  # a tensor (S·T / L, L, …) for each field
+    for x in steps:
+        chunks.append(x.swapaxes(0, 1).unflatten(1, (T // length, length)).flatten(0, 1))
     order = torch.as_tensor(rng.permutation(len(chunks[0])), device=chunks[0].device)
     for numbers in order.tensor_split(args.num_minibatches):
         batch = type(steps)(*[x[numbers].swapaxes(0, 1) for x in chunks])
-        if batch.active.any():  # without active rows, Adam would still move the weights by its momentum
+        if batch.active.any():  # else Adam would still move the weights, by its momentum
             yield batch._replace(rnn_states=batch.rnn_states[0])
 
 
-# --------------------------------------------------------------------------------------------------------- losses
+# -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
 
@@ -445,144 +554,163 @@ def approximate_kl(log_ratios):
 
 
 def huber_value_loss(values, old_values, returns, huber_delta, clip_coef=None):
-    """Mean Huber loss of tensors (B,): e²/2 for errors |e| up to delta, linear beyond.
+    """Mean Huber loss of tensors (B,), with delta = `huber_delta`. With `clip_coef`, moving a value by
+    more than this cannot lower its loss.
 
-    With `clip_coef`, moving a value by more than this cannot lower its loss (arXiv 2103.01955, appendix A).
+        L = E[ max( Huber(V - R), Huber(V_old + clip(V - V_old, -eps, eps) - R) ) ]   (arXiv 2103.01955, appendix A)
+
+    Huber(e) is e²/2 for errors |e| up to delta, and linear beyond.
     """
-    errors = nn.functional.huber_loss(values, returns, reduction="none", delta=huber_delta)
+    huber = partial(nn.functional.huber_loss, reduction="none", delta=huber_delta)
+    errors = huber(values, returns)
     if clip_coef is not None:
         clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
-        clipped_errors = nn.functional.huber_loss(clipped, returns, reduction="none", delta=huber_delta)
-        errors = torch.max(errors, clipped_errors)
+        errors = torch.max(errors, huber(clipped, returns))
     return errors.mean()
 
 
 def team_policy_loss(actor, batch, args):
-    """(the loss of PolicySteps (L, C, …), a dict of figures to log). Only active rows count."""
-    obs, rnn_states, reset_rows = batch.obs, batch.rnn_states, batch.reset_rows
-    log_probs, entropies, _ = actor(obs, rnn_states, reset_rows, batch.available_actions, batch.actions)
+    """The loss of PolicySteps (L, C, …) and a dict of metrics to log. Only active rows count."""
+    observed = batch.obs, batch.rnn_states, batch.reset_rows, batch.available_actions
+    log_probs, entropies, _ = actor(*observed, batch.actions)
     log_ratios = (log_probs - batch.log_probs)[batch.active]
     pg_loss = policy_loss(log_ratios, batch.advantages[batch.active], args.clip_coef)
     entropy = entropies[batch.active].mean()
     log_ratios = log_ratios.detach()
-    figures = {
+    metrics = {
         "policy_loss": pg_loss.detach(),
         "entropy": entropy.detach(),
         "approx_kl": approximate_kl(log_ratios),
         "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
-    return pg_loss - args.ent_coef * entropy, figures
+    return pg_loss - args.ent_coef * entropy, metrics
 
 
 def team_value_loss(critic, batch, args):
-    """(the loss of CriticSteps (L, C, …), a dict of figures to log). Returns must be normalised if values are."""
+    """The loss of CriticSteps (L, C, …) and a dict of metrics to log. Only active rows count.
+
+    Returns must be normalised if values are.
+    """
     values, _ = critic(batch.share_obs, batch.rnn_states, batch.reset_rows)
     values = values.squeeze(2)[batch.active]
-    clip_coef = args.clip_vloss_coef if args.clip_vloss else None
     old_values = batch.values[batch.active]
-    loss = huber_value_loss(values, old_values, batch.returns[batch.active], args.huber_delta, clip_coef)
+    returns = batch.returns[batch.active]
+    clip_coef = args.clip_vloss_coef if args.clip_vloss else None
+    loss = huber_value_loss(values, old_values, returns, args.huber_delta, clip_coef)
     return loss, {"value_loss": loss.detach()}
 
 
-# -------------------------------------------------------------------------------------------------------- updates
+# ------------------------------------------------------------------------------------------- updates
 def update(network, optimizer, loss_function, steps, args, rng, run):
     """All epochs of gradient steps for one network, a policy or the critic, on a rollout's steps."""
+    network.train()  # if you add dropout, it belongs to the loss alone
     for _ in range(args.update_epochs):
         for batch in minibatches(steps, args, rng):
-            loss, figures = loss_function(network, batch, args)
+            loss, metrics = loss_function(network, batch, args)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), args.max_grad_norm)
             optimizer.step()
-            run.log(**figures)
+            run.log(**metrics)
+    network.eval()
 
 
 @torch.no_grad()
 def ratios_now(actor, steps):
-    """r = pi(a|o) / pi_old(a|o), (T, S), for a rollout's PolicySteps; pi is the updated policy. 1 where not active."""
-    obs, rnn_states, reset_rows = steps.obs, steps.rnn_states[0], steps.reset_rows
-    log_probs, _, _ = actor(obs, rnn_states, reset_rows, steps.available_actions, steps.actions)
+    """r = pi / pi_old, (T, S), of a rollout's PolicySteps; pi is the updated policy.
+
+    Where a row is not active, the ratio is 1.
+    """
+    observed = steps.obs, steps.rnn_states[0], steps.reset_rows, steps.available_actions
+    log_probs, _, _ = actor(*observed, steps.actions)
     return (log_probs - steps.log_probs).masked_fill(~steps.active, 0).exp()
 
 
-def mappo_update(team, optimizers, all_steps, args, rng, run):
-    """MAPPO: each policy learns as if the other policies stayed as they are (arXiv 2103.01955, algorithm 1)."""
-    for k, actor in enumerate(team.actors):
-        update(actor, optimizers[k], team_policy_loss, all_steps[k], args, rng, run)
+def mappo_update(team, optimizer, all_steps, args, rng, run):
+    """MAPPO: each policy learns as if the other policies stayed as they are.
+
+    arXiv 2103.01955, algorithm 1.
+    """
+    for actor, steps in zip(team.actors, all_steps):
+        update(actor, optimizer, team_policy_loss, steps, args, rng, run)
 
 
-def happo_update(team, optimizers, all_steps, args, rng, run):
-    """HAPPO: each update multiplies A by the ratios of the policies already updated (arXiv 2109.11251, alg. 4)."""
-    factor = torch.ones_like(all_steps[0].advantages)  # product of the ratios of the policies already updated
+def happo_update(team, optimizer, all_steps, args, rng, run):
+    """HAPPO: each update multiplies A by the ratios of the policies already updated.
+
+    arXiv 2109.11251, algorithm 4.
+    """
+    factor = torch.ones_like(all_steps[0].advantages)  # product of these ratios
     for k in rng.permutation(len(team.actors)):
         steps = all_steps[k]._replace(advantages=factor * all_steps[k].advantages)
-        update(team.actors[k], optimizers[k], team_policy_loss, steps, args, rng, run)
+        update(team.actors[k], optimizer, team_policy_loss, steps, args, rng, run)
         factor = factor * ratios_now(team.actors[k], steps)
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # a vector environment of TeamEnvs: see make_team_envs
     team = make_agent(args, envs)  # a Team: see make_team
-    adam = partial(torch.optim.Adam, lr=args.learning_rate, eps=1e-5, fused=True)
-    actor_optimizers = [adam(actor.parameters()) for actor in team.actors]
-    critic_optimizer = adam(team.critic.parameters())
-    named_optimizers = {f"actor_optimizer_{k}": optimizer for k, optimizer in enumerate(actor_optimizers)}
-    run = Run(args, team, envs, critic_optimizer=critic_optimizer, **named_optimizers)  # --resume loads their states
+    set_threads(image=False)
+    run = Run(args, envs)
+    # One optimiser for all networks: a step leaves a network alone that has no gradients.
+    optimizer = torch.optim.Adam(team.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    run.start(agent=team, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
     update_policies = happo_update if args.happo else mappo_update
 
+    envs, team_rows, dones, rng = run.new_envs()
+    buffer = TeamBuffer(args, team)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, team_rows, rng = run.new_envs()
-            ended = np.zeros(args.num_envs, bool)  # environments whose next step only resets them
-            buffer = TeamBuffer(args, team)
-        learning_rate = args.learning_rate * (1 - run.step / args.total_timesteps if args.anneal_lr else 1)
-        for optimizer in [*actor_optimizers, critic_optimizer]:
-            optimizer.param_groups[0]["lr"] = learning_rate
-
         rnn_states = buffer.rnn_states
         for t in range(args.num_steps):
             buffer.team_rows[t] = team_rows
-            buffer.reset_rows[t] = ended
+            buffer.reset_rows[t] = dones
             noise = team.draw_noise(rng, args.num_envs)
-            actions, rnn_states = team.sample(team_rows, rnn_states, ended, noise)
+            actions, rnn_states = team.sample(team_rows, rnn_states, dones, noise)
             for k, actions_of_policy in enumerate(actions):
                 buffer.actions[k][t] = actions_of_policy
-            team_rows, rewards, terminated, truncated, _ = envs.step(team.to_env(actions))
-            buffer.rewards[t] = rewards
-            buffer.terminated[t] = terminated
-            buffer.truncated[t] = truncated
-            ended = terminated | truncated
+            team_rows, rewards, terminated, truncated, infos = envs.step(team.to_env(actions))
+            run.count(team_rows, rewards, terminated | truncated, reset_rows=dones)
+            buffer.insert_results(t, team_rows, rewards, terminated, truncated, infos)
+            dones = terminated | truncated  # whose next step only resets
         buffer.team_rows[-1] = team_rows
-        buffer.reset_rows[-1] = ended
-        ends = buffer.terminated | buffer.truncated
-        run.count(buffer.team_rows, buffer.rewards, ends, buffer.reset_rows[:-1])  # advances run.step
+        buffer.reset_rows[-1] = dones
 
-        critic_steps = buffer.critic_steps(team, args)
-        all_steps = [buffer.policy_steps(team, k, critic_steps.advantages) for k in range(len(team.actors))]
-        run.log(learning_rate=learning_rate, explained_variance=explained_variance(critic_steps))
-        update_policies(team, actor_optimizers, all_steps, args, rng, run)
+        critic_steps = buffer.critic_steps(team)
+        all_steps = []
+        for k in range(len(team.actors)):
+            all_steps.append(buffer.policy_steps(team, k, critic_steps.advantages))
+        ev = explained_variance(critic_steps)
+        run.log(explained_variance=ev, learning_rate=scheduler.get_last_lr()[0])
+
+        update_policies(team, optimizer, all_steps, args, rng, run)
         if team.value_norm is not None:  # only now: the critic's values above were on the old scale
             team.value_norm.update(critic_steps.returns[critic_steps.active])
-            critic_steps = critic_steps._replace(returns=team.value_norm.normalize(critic_steps.returns))
-        update(team.critic, critic_optimizer, team_value_loss, critic_steps, args, rng, run)
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+            targets = team.value_norm.normalize(critic_steps.returns)
+            critic_steps = critic_steps._replace(returns=targets)
+        update(team.critic, optimizer, team_value_loss, critic_steps, args, rng, run)
+        scheduler.step()
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, team_rows, dones, rng = run.new_envs()
+            buffer = TeamBuffer(args, team)
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, teams of environments ================================================
+# ===== helpers: settings, parts of the networks, teams of environments ============================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_steps num_minibatches update_epochs".split()
-RANGES = dict.fromkeys([*LEAST_1, "hidden_sizes", "critic_hidden_sizes"], (1, 1e15))
-RANGES |= {"gamma": (0, 1), "gae_lambda": (0, 1), "huber_delta": (1e-9, 1e15)}
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
-CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policies"}  # panels
-EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # ids that a stranger's config.json may ask for
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policies"}
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+REFUSED_WRAPPERS = {}  # by read_wrapper
+SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # that a stranger's config.json may ask for
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them. docs/mappo.md has their scores.
 PARTICLES = {"learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "total_timesteps": 200_000}
@@ -653,11 +781,26 @@ def output_sizes(space):
     return [int(spaces.flatdim(space))]
 
 
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
+
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
 class ValueNorm(nn.Module):
     """Moving mean and standard deviation of the returns, which normalise the critic's targets.
 
-    m <- beta m + (1 - beta) E[R], and likewise for E[R²] and for the number 1. Dividing by the last, `weight`, removes
-    the bias of the start at zero (arXiv 2103.01955, section 5.1; debiased as in arXiv 1412.6980, section 3).
+        m <- beta m + (1 - beta) E[R]   (arXiv 2103.01955, section 5.1)
+
+    and likewise for E[R²] and for the number 1. Dividing by the last, `weight`, removes the bias of
+    the start at zero (as in arXiv 1412.6980, section 3).
     """
 
     def __init__(self, beta=0.99999):
@@ -677,7 +820,7 @@ class ValueNorm(nn.Module):
         self.weight.lerp_(torch.ones_like(self.weight), 1 - self.beta)
 
     def mean_and_std(self):
-        """(mean, standard deviation) of the returns, two floats; the variance counts as at least 0.01."""
+        """(mean, standard deviation) of the returns, two floats; the variance is at least 0.01."""
         weight = max(self.weight.item(), 1e-5)
         mean = self.mean.item() / weight
         variance = self.mean_square.item() / weight - mean**2
@@ -695,7 +838,12 @@ class ValueNorm(nn.Module):
 
 
 def explained_variance(steps):
-    """1 - Var(R - V) / Var(R) of CriticSteps: 1 if values V equal returns R, 0 if V is no better than a constant."""
+    """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+
+        EV = 1 - Var(R - V) / Var(R)
+
+    `steps` are CriticSteps; only active rows count.
+    """
     errors = steps.advantages[steps.active]  # R - V
     return 1 - errors.var(correction=0) / (steps.returns[steps.active].var(correction=0) + 1e-8)
 
@@ -708,89 +856,123 @@ def chunk_length(args):
 
 
 def can_be_split(space, size):
-    """Whether actions are Discrete(n), n a larger multiple of `size`: (action % size, action // size) are the factors.
+    """Whether actions are Discrete(n), n a larger multiple of `size`.
 
-    mpe2 makes one number of a move (one of five) and a message. A policy with one logit for each such number has to
-    learn the message separately for every move; with two factors it learns to move, and to speak.
+    Then action % size and action // size are the factors. mpe2 makes one number of a move (one of
+    five) and a message. A policy with one logit for each such number has to learn the message
+    separately for every move; with two factors it learns to move, and to speak.
     """
     return isinstance(space, spaces.Discrete) and space.n > size > 1 and space.n % size == 0
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
-
-    def __init__(self, env, limit):
-        super().__init__(env)
-        self.limit = limit
-
-    def step(self, action):
-        """As the environment's, truncated at the limit."""
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+# Where things stand in a TeamEnv's observation, all of them slices: `observations`, `states` and
+# `available` list one per agent. If all agents share one state, `states` lists it n times.
+Layout = namedtuple("Layout", "alive observations state states available")
 
 
-# Where things stand in a TeamEnv's observation. All are slices; `observations` and `available` list one per agent.
-Layout = namedtuple("Layout", "alive observations state available")
+class TeamReturn(BaseParallelWrapper):
+    """Adds up the rewards of all agents in an episode before the user's wrappers change them."""
+
+    def reset(self, seed=None, options=None):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        """As the environment's."""
+        obs, rewards, terminated, truncated, infos = super().step(actions)
+        self.true_return += sum(np.asarray(reward, float).item() for reward in rewards.values())
+        return obs, rewards, terminated, truncated, infos
 
 
 class TeamEnv(gym.Env):
-    """A PettingZoo parallel environment as a Gymnasium one, so that Gymnasium's vector environments can run it.
+    """A PettingZoo parallel environment as a Gymnasium one, for Gymnasium's vector environments.
 
-    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an observation one row:
+    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an
+    observation one row:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
-    An agent is alive while it takes part. When the last agents end, those that acted in this last step still count as
-    alive in the next row, so that it has their final observations. A dead agent observes zeros. The state is the
-    environment's own. If there is none, it is all observations, and the row holds them only once. The row has available
-    actions only if the environment gives masks; an agent that has no valid action, for example while it waits for its
-    turn, gets the first one as a no-op. The episode ends with the last agent. It is terminated if all that acted in the
-    last step terminated, else truncated. `info` has each agent's own "rewards" and "terminated".
+    An agent is alive while it takes part. The row after its last step has its final observation, if
+    the environment returns one; later rows have zeros. When the last agents end, those that acted in
+    this last step still count as alive in the row after it.
+
+    The state is the environment's own: one for all, or one for each agent, as `state()` of shape
+    (n, S) or as "state" in the agents' infos. If there is none, it is all observations, and the row
+    holds them only once. The row has available actions only if the environment gives masks; an agent
+    that has no valid action, for example while it waits for its turn, gets the first one as a no-op.
+
+    The episode ends with the last agent. It is terminated if all that acted in the last step
+    terminated, else truncated. It is truncated, too, when its return reaches `return_limit`. `info`
+    has each agent's own "rewards" and "terminated".
     """
 
-    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() only repeats observations, or fails after a death
+    JOINED = ("mpe2.", "pettingzoo.sisl.multiwalker")  # state() repeats observations, or fails after a death
 
-    def __init__(self, env):
-        self.env = env
-        self.names = list(env.possible_agents)
+    def __init__(self, env, wrappers=(), return_limit=None):
+        self.counter = TeamReturn(env)
+        self.env = self.counter
+        for wrapper in wrappers:
+            self.env = wrapper(self.env)
+        self.return_limit = math.inf if return_limit is None else return_limit
+        self.names = list(self.env.possible_agents)
         self.render_mode = getattr(env, "render_mode", None)
-        _, infos = env.reset(seed=0)
-        masked = any("action_mask" in info for info in infos.values())
+        _, infos = self.env.reset(seed=0)
+        self.masked = any("action_mask" in info for info in infos.values())
         self.spaces = []  # of the agents' observations, without their masks
         for name in self.names:
-            space = env.observation_space(name)
-            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # turn-based games put it there
-                masked = True
-                space = spaces.Dict({key: entry for key, entry in space.items() if key != "action_mask"})
-            if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
-                raise UserError(f"{name} observes {space}; needed is what makes a vector of 1 to 10,000 numbers")
-            self.spaces.append(space)
-        action_spaces = [env.action_space(name) for name in self.names]
+            space = self.env.observation_space(name)
+            if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:  # as in turn-based games
+                self.masked = True
+                space = spaces.Dict({key: part for key, part in space.items() if key != "action_mask"})
+            self.spaces.append(checked_space(space, name))
+        action_spaces = [self.env.action_space(name) for name in self.names]
+        self.choices = [choices(space) if self.masked else [] for space in action_spaces]
+
         alive = slice(0, len(self.names))
         observations = slices([spaces.flatdim(space) for space in self.spaces], alive.stop)
-        state = slice(observations[-1].stop, observations[-1].stop + self.own_state_size())
-        choices = [getattr(space, "n", 0) if masked else 0 for space in action_spaces]
-        available = slices(choices, state.stop)
-        self.has_own_state = state.stop > state.start
-        if not self.has_own_state:
-            state = slice(alive.stop, state.stop)
-        self.layout = Layout(alive, observations, state, available)
-        self.metadata = getattr(env, "metadata", {}) | {"layout": self.layout}  # vector environments copy it
+        joined = slice(alive.stop, observations[-1].stop)
+        self.own_states, sizes = self.find_states(infos)
+        states = slices(sizes, joined.stop) or [joined]
+        state = slice(states[0].start, states[-1].stop)
+        if len(states) == 1:  # shared
+            states *= len(self.names)
+        available = slices([sum(sizes) for sizes in self.choices], max(state.stop, joined.stop))
+        self.layout = Layout(alive, observations, state, states, available)
+        own_metadata = getattr(self.env, "metadata", {})
+        self.metadata = own_metadata | {"layout": self.layout}  # vector environments copy it
         self.observation_space = spaces.Box(-np.inf, np.inf, (available[-1].stop,))
         self.action_space = spaces.Tuple(action_spaces)
 
-    def own_state_size(self):
-        """Size of the environment's own state; 0 if it has none, or if it is an image or only repeats observations."""
+    @property
+    def true_return(self):
+        """The episode's return so far, before the user's wrappers changed rewards."""
+        return self.counter.true_return
+
+    def find_states(self, infos):
+        """(where the environment's own states are: "infos", "state()" or None; their sizes).
+
+        One size for each agent, or a single one if they share a state. An image does not count.
+        """
+        if all("state" in infos.get(name, {}) for name in self.names):
+            sizes = [np.size(infos[name]["state"]) for name in self.names]
+            if len(set(sizes)) > 1:
+                raise UserError(f"the agents' states differ in size: {sizes}")
+            return "infos", sizes
         if type(self.env.unwrapped).__module__.startswith(self.JOINED):
-            return 0
+            return None, []
         try:
             state = np.asarray(self.env.state())
         except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is not a function
-            return 0
-        return 0 if state.dtype in (np.uint8, object) else state.size
+            return None, []
+        if state.dtype in (np.uint8, object) or state.size == 0:
+            return None, []
+        if state.ndim == 2 and len(state) == len(self.names):
+            return "state()", [state.shape[1]] * len(state)
+        return "state()", [state.size]
 
     def reset(self, *, seed=None, options=None):
-        """(first row, info) of an episode. Each gets a seed, as environments differ in what they do without one."""
+        """(first row, info) of an episode. Environments may differ in what they do without a seed."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
@@ -799,38 +981,52 @@ class TeamEnv(gym.Env):
 
     def step(self, actions):
         """One step, in which the agents that are alive act; the actions of the dead are ignored."""
-        given = {name: action for name, action in zip(self.names, actions) if name in self.env.agents}
-        obs, rewards, terminated, truncated, infos = self.env.step(given)
-        going_on = [name for name in self.env.agents if not terminated.get(name) and not truncated.get(name)]
+        acting = {}
+        for name, action in zip(self.names, actions):
+            if name in self.env.agents:
+                acting[name] = action
+        obs, rewards, terminated, truncated, infos = self.env.step(acting)
+        going_on = []
+        for name in self.env.agents:
+            if not terminated.get(name) and not truncated.get(name):
+                going_on.append(name)
         over = not going_on
-        all_terminated = over and all(terminated.get(name, True) for name in given)
+        all_terminated = over and all(terminated.get(name, True) for name in acting)
+        cut_off = (over and not all_terminated) or self.true_return >= self.return_limit
+        final = {name: obs[name] for name in acting if name in obs}  # also of those that have just ended
+        shown = {name: obs[name] for name in going_on} | final
+        row = self.row(acting if over else going_on, shown, infos)
         info = self.info(rewards, terminated)
-        row = self.row(given if over else going_on, obs, infos)
-        return row, float(info["rewards"].sum()), all_terminated, over and not all_terminated, info
+        return row, float(info["rewards"].sum()), all_terminated, cut_off, info
 
     def row(self, alive, obs, infos):
-        """The team's observation: `alive` has the names of living agents; obs and infos are dicts from PettingZoo."""
+        """The team's observation. `alive` has agents' names; obs and infos are PettingZoo's dicts."""
         row = np.zeros(self.observation_space.shape, np.float32)
         for i, name in enumerate(self.names):
-            available = self.layout.available[i]
-            row[available] = 1
-            if name not in alive:
+            row[self.layout.available[i]] = 1
+            row[self.layout.alive.start + i] = name in alive
+            if name not in obs:
                 continue
-            row[self.layout.alive.start + i] = 1
             row[self.layout.observations[i]] = spaces.flatten(self.spaces[i], obs[name])
-            mask = infos.get(name, {}).get("action_mask")
+            info = infos.get(name, {})
+            if self.own_states == "infos" and "state" in info:
+                row[self.layout.states[i]] = np.ravel(info["state"])
+            mask = info.get("action_mask")
             if isinstance(obs[name], dict):
                 mask = obs[name].get("action_mask", mask)
-            if mask is not None:
-                row[available] = mask if np.any(mask) else np.arange(len(mask)) == 0
-        if self.has_own_state:
+            if mask is not None and not self.masked:
+                raise UserError(f"{name} has an action_mask after a step, but no agent has one after reset")
+            if mask is not None and self.choices[i]:
+                row[self.layout.available[i]] = usable(mask, self.choices[i])
+        if self.own_states == "state()":
             row[self.layout.state] = np.ravel(self.env.state())
         return row
 
     def info(self, rewards, terminated):
-        """The agents' own rewards and terminations, as arrays; a vector environment returns only those of the team."""
-        rewards = np.array([rewards.get(name, 0) for name in self.names], np.float32)
-        return {"rewards": rewards, "terminated": np.array([bool(terminated.get(name)) for name in self.names])}
+        """The agents' own rewards and terminations, as arrays; those of the dead are 0 and False."""
+        own_rewards = [np.asarray(rewards.get(name, 0), float).item() for name in self.names]
+        own_ends = [bool(terminated.get(name)) for name in self.names]
+        return {"rewards": np.array(own_rewards, np.float32), "terminated": np.array(own_ends)}
 
     def render(self):
         """As the environment's."""
@@ -839,6 +1035,35 @@ class TeamEnv(gym.Env):
     def close(self):
         """As the environment's."""
         self.env.close()
+
+
+def checked_space(space, name):
+    """The space of what an agent observes. UserError if it does not make a short row of numbers."""
+    parts = space.values() if isinstance(space, spaces.Dict) else [space]
+    if any(is_image(part) for part in parts):
+        raise UserError(f"{name} observes {space}: there is no network for images")
+    if not space.is_np_flattenable or not 0 < spaces.flatdim(space) <= 10_000:
+        raise UserError(f"{name} observes {space}; needed is what makes 1 to 10,000 numbers")
+    return space
+
+
+def choices(space):
+    """How many choices a mask of available actions has in each factor; none for a Box."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    return [int(space.n)] if isinstance(space, spaces.Discrete) else []
+
+
+def usable(mask, sizes):
+    """A mask (an array, or a tuple of arrays for the factors) in which each factor has a choice.
+
+    The first one, where it had none.
+    """
+    mask = np.hstack(mask)
+    for factor in np.split(mask, np.cumsum(sizes)[:-1]):  # views
+        if not factor.any():
+            factor[0] = 1
+    return mask
 
 
 def slices(sizes, begin):
@@ -851,43 +1076,78 @@ def slices(sizes, begin):
 
 
 def without_checks(env):
-    """The same environment without PettingZoo's checks of order and bounds: in mpe2, these take a third of the time."""
-    from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
+    """The same environment without PettingZoo's checks of order and bounds.
 
+    In mpe2, these take a third of the time.
+    """
     while isinstance(getattr(env, "aec_env", None), (AssertOutOfBoundsWrapper, OrderEnforcingWrapper)):
         env.aec_env = env.aec_env.env
     return env
 
 
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
+
+
 def make_team_envs(args, num_envs, render=False, video=None):
-    """A vector environment of TeamEnvs, with next-step autoreset; in a window, or filmed. UserError if it fails."""
+    """A vector environment of TeamEnvs with next-step autoreset; in a window or filmed, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
     try:
         found = pkgutil.resolve_name(args.env_id)
         parallel_env = getattr(found, "parallel_env", found)
         if not callable(parallel_env):
             raise ValueError("it has no parallel_env (docs/mappo.md shows how a turn-based game gets one)")
         kwargs = dict(**json.loads(args.env_kwargs))
-        wrappers = [without_checks, *map(pkgutil.resolve_name, args.wrappers), TeamEnv]
-        if args.max_episode_steps is not None:
-            wrappers.append(partial(gym.wrappers.TimeLimit, max_episode_steps=args.max_episode_steps))
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
-        if video:
-            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        wrappers = [read_wrapper(text) for text in args.wrappers]
+        for wrapper in wrappers:
+            if isinstance(wrapper.func, type) and issubclass(wrapper.func, gym.Wrapper):
+                raise ValueError("a wrapper must be one of parallel environments, not Gymnasium's")
 
         def make_env():
-            env = parallel_env(**kwargs)
-            for wrapper in wrappers:
-                env = wrapper(env)
-            return env
+            env = without_checks(parallel_env(**kwargs))
+            if not hasattr(env, "possible_agents"):
+                raise ValueError("this is not a parallel environment of PettingZoo")
+            env = TeamEnv(env, wrappers, args.max_episode_return)
+            if args.max_episode_steps is not None:
+                env = gym.wrappers.TimeLimit(env, args.max_episode_steps)
+            return gym.wrappers.RecordVideo(env, str(video)) if video else env
 
         in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
+        is_library = re.fullmatch(SAFE_IDS, args.env_id) and not args.wrappers
+        if is_users_own(error) and not is_library:
+            raise
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
 
 
 make_envs = make_team_envs  # as the run section calls it
@@ -904,8 +1164,14 @@ def choose_device(args, image=False):
     return device
 
 
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def make_team(args, envs):
-    """An untrained Team for these environments. UserError if it cannot handle them, or if the arguments do not fit."""
+    """An untrained Team for these environments. UserError if arguments or spaces do not fit."""
     layout = envs.metadata["layout"]
     action_spaces = envs.single_action_space.spaces
     for space in action_spaces:
@@ -914,26 +1180,27 @@ def make_team(args, envs):
     obs_sizes = {part.stop - part.start for part in layout.observations}
     alike = len(obs_sizes) == 1 and all(space == action_spaces[0] for space in action_spaces)
     if args.share_policy and not alike:
-        raise UserError(f"the agents of {args.env_id} differ in observations or actions: add --no-share-policy")
+        raise UserError(f"the agents of {args.env_id} differ: add --no-share-policy")
     if args.happo and args.share_policy:
         raise UserError("happo updates one policy after the other: add --no-share-policy")
+    if args.agent_rewards and args.state_type == "EP":
+        raise UserError("agent_rewards needs a value for each agent: add --state-type FP")
     if args.recurrent and () in (args.hidden_sizes, args.critic_hidden_sizes):
-        raise UserError("hidden_sizes and critic_hidden_sizes need at least one layer, which the GRU follows")
-    if args.action_factor and not any(can_be_split(space, args.action_factor) for space in action_spaces):
-        raise UserError(
-            f"no agent has Discrete(n) actions, n a larger multiple of action_factor = {args.action_factor}"
-        )
-    if args.action_factor and layout.available[-1].stop > layout.available[0].start:
+        raise UserError("hidden_sizes and critic_hidden_sizes need a layer, which the GRU follows")
+    size = args.action_factor
+    if size and not any(can_be_split(space, size) for space in action_spaces):
+        raise UserError(f"no agent has Discrete(n) actions, n a larger multiple of action_factor = {size}")
+    if size and layout.available[-1].stop > layout.available[0].start:
         raise UserError("action_factor cannot be used with action masks, which are not of factors")
-    if args.num_steps % chunk_length(args) != 0:
-        raise UserError(f"data_chunk_length = {args.data_chunk_length} does not divide num_steps = {args.num_steps}")
-    chunks = args.num_envs * args.num_steps // chunk_length(args)
+    length = chunk_length(args)
+    if args.num_steps % length != 0:
+        raise UserError(f"data_chunk_length = {length} does not divide num_steps = {args.num_steps}")
+    chunks = args.num_envs * args.num_steps // length
     if chunks % args.num_minibatches != 0:
         rows = f"num_envs x num_steps / chunk length = {chunks} rows or chunks"
         raise UserError(f"{rows} do not divide into {args.num_minibatches} equal minibatches")
-    device = choose_device(args)
     torch.manual_seed(args.seed)
-    return Team(layout, action_spaces, args, device)
+    return Team(layout, action_spaces, args, choose_device(args)).eval()
 
 
 make_agent = make_team  # as the run section calls it

@@ -1,14 +1,15 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "torch==2.13.0", "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2",
-#   "tyro==1.0.17", "tqdm==4.70.1", "moviepy==2.2.1", "minigrid==3.2.0",
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "minigrid>=3.1",
 # ]
 # ///
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
-Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays demonstrations; one is
-enough to begin with. After each episode or replay, a slot of the vector environment draws what it shows next:
+Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays
+demonstrations; one is enough to begin with. After each episode or replay, a slot of the vector
+environment draws what it shows next:
 
     with probability rho                                  a reward demo,
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
@@ -20,14 +21,17 @@ they weigh little while pi is small. Good episodes of the agent become reward de
 is room, or if the critic gave one of their states a higher value than all states of a stored one. While there are value
 demos, each new reward demo moves probability from phi to rho. All else is PPO, with or without a GRU.
 
-    python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
-    python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
-    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play yourself, save good episodes in demos/
+    python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration
+    python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play, and save good episodes in demos/
 
-Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078.
-The story ends at "# ===== helpers"; the code below it reads demos, makes environments and keeps the run folder.
+Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078. The
+story ends at "# ===== helpers"; the code below it reads demos, makes environments and keeps the run
+folder.
 """
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -37,8 +41,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections import namedtuple
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -62,14 +67,14 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
-    # each new reward demo moves phi / N from phi to rho; N: room for value demos (capacity), or their number (current)
+    # each new reward demo moves phi / N from phi to rho; N: room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    initial_reward_threshold: float | None = None  # least return for a reward demo; None: the demos' lowest, or any > 0
+    initial_reward_threshold: float | None = None  # None: the lowest of the demos, or > 0
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
-    supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo that may be dropped
-    target_agent_demos_dir: str | None = None  # folder in which the best demos (except human ones) are saved
+    supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
+    target_agent_demos_dir: str | None = None  # folder in which the best demos are saved
     num_agent_demos_to_save: int = 10  # at most so many reward demos and so many value demos are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
@@ -91,36 +96,37 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once the KL divergence in an epoch's last minibatch exceeds this
+    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the running standard deviation of the discounted return
-    clip_reward: bool = False  # learn from the signs of rewards; reported returns stay unclipped
-    sample_actions: bool = False  # draw actions in evaluations, too: without memory, the likeliest may go in circles
+    normalize_obs: bool = False  # normalise vectors by their running mean and deviation; images never
+    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
+    sample_actions: bool = False  # draw actions in evaluations as well: without memory, one can go in circles
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order; without a dot: a class of this script
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
-    max_episode_return: float = math.inf  # truncate episodes whose return reaches this; inf: never
+    max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to train for (neither resets nor replays count)
-    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 5  # episodes of an evaluation, on separate environments; few, because failures are long
+    eval_episodes: int = 5  # episodes of an evaluation; few, because failures are long
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, at which all episodes begin anew; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # weights that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ----------------------------------------------------------------------------------------- networks
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -154,27 +160,38 @@ def gaussian(mean, actions, log_std):
 class RecurrentAgent(nn.Module):
     """Actor and critic: two linear layers on one shared trunk: an MLP, then, if recurrent, a GRU (arXiv 1406.1078).
 
-    A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has
-    several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
-    column for each factor or dimension. A grid such as MiniGrid's goes through GridPatches first.
+    A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one,
+    MultiDiscrete has several, MultiBinary one of two categories for each bit. Everywhere but in the
+    environment, actions are (…, D): a column for each factor or dimension. A grid such as
+    MiniGrid's goes through GridPatches first, an image through a CNN.
 
-    Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from step to step. After
-    a reset row (see SequenceBuffer) an episode or a replay begins, so the state is zero again.
+    Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from
+    step to step. After a reset row (see SequenceBuffer) an episode or a replay begins, so the state
+    is zero again.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
         super().__init__()
+        self.args = args
         self.device = device
+        self.observation_shape = observation_space.shape
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its dimensions
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its D
+        self.image = is_image(observation_space)
         self.state_size = args.gru_size if args.recurrent else 0
         self.chunk_length = args.chunk_length if args.recurrent else 1  # without a GRU a chunk is one row
         outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
-        self.patches = GridPatches(observation_space.shape) if len(observation_space.shape) == 3 else None
+        self.patches = None  # of an image or a grid
+        width = inputs
+        if self.image:
+            self.patches = NatureCNN(observation_space.shape)
+            width = 512
+        elif len(observation_space.shape) == 3:
+            self.patches = GridPatches(observation_space.shape)
+            width = self.patches.outputs
         layers = []
-        width = inputs if self.patches is None else self.patches.outputs
         for size in args.hidden_sizes:
             layers += [layer(nn.Linear(width, size)), nn.Tanh()]
             width = size
@@ -193,14 +210,13 @@ class RecurrentAgent(nn.Module):
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
         self.to(device)
-        # Created after the move, so that they stay on the CPU: they are float64, which some devices lack.
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
-        self.args = args
         self.begin_episodes(0)
 
     def trunk_output(self, obs):
-        """(B, F) of observations (B, …): grids through GridPatches, vectors flat and normalised."""
+        """(B, F) of observations (B, …): images and grids through their CNN, vectors flat, normalised."""
         if self.patches is not None:
             return self.trunk(self.patches(obs))
         obs = obs.flatten(1).float()
@@ -209,7 +225,8 @@ class RecurrentAgent(nn.Module):
     def features(self, obs, reset_rows, state):
         """(features (L, B, F), the input of actor and critic; the GRU's states (L, B, gru_size) after each step).
 
-        obs is (L, B, …), reset_rows is (L, B), and state (B, gru_size) is the GRU's state before the first step.
+        obs is (L, B, …), reset_rows is (L, B), and state (B, gru_size) is the GRU's state before
+        the first step.
         """
         x = self.trunk_output(obs.flatten(0, 1)).unflatten(0, reset_rows.shape)
         if self.gru is None:
@@ -237,8 +254,9 @@ class RecurrentAgent(nn.Module):
     def certain_log_prob(self):
         """log mu of a replayed action; mu, the probability with which it was chosen, is 1 in PPO+D, so log mu = 0.
 
-        A continuous action (not in the paper) has a density instead: mu is then the present policy's density at its own
-        mean, where it is highest. So pi/mu <= 1 at first, as for discrete actions.
+        A continuous action (not in the paper) has a density instead: mu is then the present
+        policy's density at its own mean, where it is highest. So pi/mu <= 1 at first, as for
+        discrete actions.
         """
         if not self.continuous:
             return 0.0
@@ -247,7 +265,8 @@ class RecurrentAgent(nn.Module):
     def draw_noise(self, rng, num_steps, num_envs):
         """Noise (num_steps, num_envs, outputs) by which `sample` draws from the policy; `rng` is a NumPy generator.
 
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick).
         """
         draw = rng.standard_normal if self.continuous else rng.gumbel
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
@@ -257,9 +276,10 @@ class RecurrentAgent(nn.Module):
     def sample(self, obs, reset_rows, state, noise):
         """(actions (B, D), next GRU state) for one step's NumPy arrays of observations (B, …) and reset rows (B,).
 
-        `noise` (B, outputs) is as from draw_noise. With noise 0 the actions are the likeliest.
+        `noise` (B, outputs) is as from draw_noise. With noise 0 the actions are the most likely.
         """
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        dtype = torch.uint8 if self.image else torch.float32
+        obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
         reset_rows = torch.as_tensor(reset_rows, device=self.device)
         features, states = self.features(obs[None], reset_rows[None], state)
         output = self.actor(features[0])
@@ -269,13 +289,19 @@ class RecurrentAgent(nn.Module):
         actions = torch.stack([logits.argmax(1) for logits in logits_of_factors], dim=1)
         return actions.cpu().numpy(), states[0]
 
+    def no_state(self, num_envs):
+        """The GRU's state (num_envs, gru_size) where an episode begins: zeros; without a GRU (num_envs, 0)."""
+        return torch.zeros(num_envs, self.state_size, device=self.device)
+
     def begin_episodes(self, episodes):
-        """Set the GRU's state for `act` to zero, and seed its draws anew: evaluations call this before they begin."""
-        self.state = torch.zeros(episodes, self.state_size, device=self.device)
+        """Set the GRU's state for `act` to zero, and seed its draws again: evaluations begin with this."""
+        self.state = self.no_state(episodes)
         self.rng = np.random.default_rng(self.args.seed)
 
     def act(self, obs):
-        """The likeliest actions, or draws if sample_actions, as the environment takes them. Keeps the GRU's state."""
+        """The most likely actions, or draws if sample_actions, as the environment takes them. Keeps the state."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         if len(obs) != len(self.state):
             self.begin_episodes(len(obs))
         no_reset_rows = np.zeros(len(obs), bool)  # evaluations ignore what comes after an episode's end
@@ -284,10 +310,11 @@ class RecurrentAgent(nn.Module):
         return to_env(actions, self.action_space)
 
 
-# -------------------------------------------------------------------------------------------- returns and rollout
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
-# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
-# later episodes never count. If both flags are set, terminated wins.
+# ------------------------------------------------------------------------------ returns and rollout
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
+# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
+# rewards that were cut off. Rewards of later episodes never count. If both flags are set,
+# terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -306,8 +333,9 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there in the rollout. All
-# rows but reset rows are trained on. old_*: from the agent that played the rollout; for replays, certain_log_prob.
+# B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there
+# in the rollout. All rows but reset rows are trained on. old_*: from the agent that played the
+# rollout; for replays, certain_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -320,9 +348,10 @@ class SequenceBuffer:
          1   demo, the final one   0       no          no         yes        no
          2   s0 of an episode      r0      no          no         no         no
 
-    Here a slot replays the last step of a demo, then shows its environment. Row 1 is a reset row: it is never trained
-    on, and in it the slot draws what comes next. It holds the demo's final observation, whose value stands for the rest
-    after a truncation. The row after a real episode's end is a reset row, too: in it the environment resets itself.
+    Here a slot replays the last step of a demo, then shows its environment. Row 1 is a reset row:
+    it is never trained on, and in it the slot draws what comes next. It holds the demo's final
+    observation, whose value stands for the rest after a truncation. The row after a real episode's
+    end is a reset row, too: in it the environment resets itself.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -338,34 +367,36 @@ class SequenceBuffer:
         self.reset_rows = np.zeros((T, N), bool)
         self.demo_ids = np.zeros((T, N), np.int64)  # which demo a row replays; 0: none
         self.state = torch.zeros(N, 0)  # the GRU's (N, gru_size) before row 0, set by `train`
-        self.discounted_returns = np.zeros(N)  # G of the episodes under way: see scale_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
 
     def transform_rewards(self, stats, args):
         """Change the rewards that are learnt from: to their signs if clip_reward, scaled if normalize_reward."""
         if args.clip_reward:
-            self.rewards = np.sign(self.rewards)
+            self.rewards[:] = np.sign(self.rewards)
         if args.normalize_reward:
             self.scale_rewards(stats, args.gamma)
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running deviation of G_t = r_t + gamma G_{t-1}, a sum over the past; clip to ±10.
+        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
 
-        G runs on from rollout to rollout and begins anew with each episode; `stats` is its RunningMeanStd.
+            G_t = r_t + gamma G_{t-1}
+
+        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
         """
-        all_returns = np.zeros(self.rewards.shape)
-        for t in range(len(all_returns)):
-            self.discounted_returns = self.rewards[t] + gamma * self.discounted_returns
-            all_returns[t] = self.discounted_returns
-            self.discounted_returns[self.terminated[t] | self.truncated[t]] = 0
-        stats.update(all_returns[~self.reset_rows])
-        self.rewards = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
+        G = np.zeros(self.rewards.shape)
+        for t in range(len(G)):
+            G[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
+        stats.update(G[~self.reset_rows])
+        self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
         """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now.
 
-        In replayed rows the log-prob is certain_log_prob(), even if the demo is one of the agent's own episodes. Also
-        sets `replayed` (T, N), and `states` (T, N, gru_size): the GRU's states before each row.
+        In replayed rows the log-prob is certain_log_prob(), even if the demo is one of the agent's
+        own episodes. Also sets `replayed` (T, N), and `states` (T, N, gru_size): the GRU's states
+        before each row.
         """
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
@@ -373,7 +404,7 @@ class SequenceBuffer:
         self.replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
         log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
-        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # reset_rows[-1] has no effect here
+        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # its reset row has no effect
         self.states = torch.cat([self.state[None], states[:-1]])
         return log_probs, torch.cat([values, agent.critic(last_features).squeeze(2)])
 
@@ -409,7 +440,7 @@ class SequenceBuffer:
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-# -------------------------------------------------------------------------------------------------- demonstrations
+# ----------------------------------------------------------------------------------- demonstrations
 @dataclass(eq=False)
 class Demo:
     """A trajectory that slots of the vector environment can replay."""
@@ -431,9 +462,9 @@ class Demo:
 def as_demo(obs, actions, rewards, terminated, max_value=0.0):
     """The Demo that an episode becomes; the arguments are Demo's fields for all of the episode.
 
-    What follows the last positive reward is cut off, penalties too (this is meant for sparse rewards that are never
-    negative); the demo then counts as truncated. An episode without a positive reward is kept whole. `total` and
-    `max_value` are always those of the whole episode.
+    What follows the last positive reward is cut off, penalties too (this is meant for sparse
+    rewards that are never negative); the demo then counts as truncated. An episode without a
+    positive reward is kept whole. `total` and `max_value` are always those of the whole episode.
     """
     length = len(rewards)
     if (rewards > 0).any():
@@ -447,8 +478,8 @@ def as_demo(obs, actions, rewards, terminated, max_value=0.0):
 def replay_probabilities(max_values, alpha):
     """p_i = v_i^alpha / sum_j v_j^alpha (arXiv 2007.03328, section 3) over the highest values v of value demos.
 
-    If some v is negative, the lowest is first subtracted from all. If all are zero then, all demos are equally likely.
-    So p is finite, not negative, and never lower for a higher value.
+    If some v is negative, the lowest is first subtracted from all. If all are zero then, all demos
+    are equally likely. So p is finite, not negative, and never lower for a higher value.
     """
     v = np.asarray(max_values, np.float64)
     if v.min() < 0:
@@ -462,9 +493,9 @@ def replay_probabilities(max_values, alpha):
 class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
-    Reward demos come from files, or are the agent's episodes with a good return. Value demos are other episodes of
-    the agent: those in which the critic gave some state a high value. While there are value demos, each new reward demo
-    raises rho and lowers phi by the same amount.
+    Reward demos come from files, or are the agent's episodes with a good return. Value demos are
+    other episodes of the agent: those in which the critic gave some state a high value. While there
+    are value demos, each new reward demo raises rho and lowers phi by the same amount.
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -483,23 +514,27 @@ class PPODBuffer:
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
         self.needs_reset = np.zeros(num_envs, bool)  # whether its environment must be reset before it is shown
-        # What each slot has shown of the episode or replay under way: for each rollout (obs, actions, rewards, values).
+        # What each slot has shown of the episode or replay under way: for each rollout (obs,
+        # actions, rewards, values).
         self.episodes = [[] for _ in range(num_envs)]
 
     def sample_demo(self, rng):
         """Draw the Demo to replay next, or None for the environment. If the list that was drawn is empty: None."""
-        u = rng.random()
-        if u < self.rho and self.reward_demos:
+        kinds = "reward", "value", "environment"
+        kind = rng.choice(kinds, p=[self.rho, self.phi, 1 - self.rho - self.phi])
+        if kind == "reward" and self.reward_demos:
             return self.reward_demos[rng.integers(len(self.reward_demos))]
-        if self.rho <= u < self.rho + self.phi and self.value_demos:
-            probabilities = replay_probabilities([demo.max_value for demo in self.value_demos], self.args.alpha)
+        if kind == "value" and self.value_demos:
+            max_values = [demo.max_value for demo in self.value_demos]
+            probabilities = replay_probabilities(max_values, self.args.alpha)
             return self.value_demos[rng.choice(len(probabilities), p=probabilities)]
         return None
 
     def restart(self, envs, obs, rng):
         """Begin anew with the first observations `obs` of new environments. Returns what the slots show first.
 
-        Slot 0 shows its environment: if all slots replayed, run.step would stand still, and `train` would restart.
+        Slot 0 shows its environment: if all slots replayed, run.step would stand still, and `train`
+        would restart.
         """
         self.replays[0] = None
         self.needs_reset[:] = False
@@ -509,8 +544,9 @@ class PPODBuffer:
     def draw_next(self, envs, reset_rows, next_obs, rng):
         """Let each slot in a reset row draw what it shows next; return next_obs (N, …) with its first observation.
 
-        A demo's is demo.obs[0]. After a real episode, an environment's is already in next_obs: autoreset has put it
-        there. After a replay it is not: the environment has run on unseen (see insert_replays), so it is reset here.
+        A demo's is demo.obs[0]. After a real episode, an environment's is already in next_obs:
+        autoreset has put it there. After a replay it is not: the environment has run on unseen (see
+        insert_replays), so it is reset here.
         """
         next_obs = next_obs.copy()
         to_reset = np.zeros(len(reset_rows), bool)
@@ -524,8 +560,8 @@ class PPODBuffer:
                 next_obs[i] = demo.obs[0]
                 self.needs_reset[i] = True  # from here on its environment steps unseen
         if to_reset.any():
-            # CartPole's own vector version would reset all environments. But max_episode_return is not None, so
-            # make_envs always adds a wrapper and makes a SyncVectorEnv.
+            # VECTOR_MODE asks for a SyncVectorEnv, since CartPole's own vector version would reset
+            # all.
             first_obs, _ = envs.reset(options={"reset_mask": to_reset})
             next_obs[to_reset] = first_obs[to_reset]
             self.needs_reset[to_reset] = False
@@ -534,8 +570,9 @@ class PPODBuffer:
     def insert_replays(self, envs, buffer, t, next_obs, rng):
         """After the environments' step t: where a slot replays, overwrite row t with its demo's step.
 
-        The environment of such a slot has stepped as well, unseen: what it returned is lost. A reset row has neither a
-        reward nor an end; in it a slot draws what it shows next. Returns next_obs (N, …), which also go into row t + 1.
+        The environment of such a slot has stepped as well, unseen: what it returned is lost. A
+        reset row has neither a reward nor an end; in it a slot draws what it shows next. Returns
+        next_obs (N, …), which also go into row t + 1.
         """
         reset_rows = buffer.reset_rows[t]
         buffer.rewards[t, reset_rows] = 0
@@ -563,7 +600,8 @@ class PPODBuffer:
     def track_potential_demos(self, buffer, values):
         """Look at all episodes and replays that ended in a SequenceBuffer with these values (T + 1, N).
 
-        A real episode may become a demo. A replayed value demo gets a new max_value: the highest value in this replay.
+        A real episode may become a demo. A replayed value demo gets a new max_value: the highest
+        value in this replay.
         """
         values = values.cpu().numpy()
         ends = buffer.terminated | buffer.truncated
@@ -589,7 +627,8 @@ class PPODBuffer:
     def consider(self, demo):
         """Take an episode of the agent as a reward demo, as a value demo, or not at all.
 
-        It becomes a value demo if there is room, or if its max_value is above the lowest, which is then dropped.
+        It becomes a value demo if there is room, or if its max_value is above the lowest, which is
+        then dropped.
         """
         if is_good(demo.total, self.reward_threshold):
             self.add_reward_demo(demo)
@@ -617,7 +656,8 @@ class PPODBuffer:
     def anneal_parameters(self):
         """For a new reward demo, move phi_0 / |D_V| of probability from phi to rho, if there are value demos.
 
-        |D_V| is the number of value demos: how many there was room for at first, or are now (--anneal-by current).
+        |D_V| is the number of value demos: how many there was room for at first, or are now
+        (--anneal-by current).
         """
         if not self.value_demos:
             return
@@ -653,8 +693,8 @@ class PPODBuffer:
     def save_demos(self, is_finished):
         """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
-        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human demos are left out.
-        Files of higher rank, from a save with more demos, stay.
+        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human
+        demos are left out. Files of higher rank, from a save with more demos, stay.
         """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
@@ -667,11 +707,17 @@ class PPODBuffer:
             for rank, demo in enumerate(demos[: self.args.num_agent_demos_to_save]):
                 save_demo(Path(self.args.target_agent_demos_dir, name, f"{rank}.npz"), demo, self.args, self.spaces[1])
 
-    def figures(self, step):
-        """A dict of figures to log about the demos; `step` is run.step."""
-        threshold = math.nan if self.reward_threshold is None else self.reward_threshold
-        figures = {"reward_demos": len(self.reward_demos), "value_demos": len(self.value_demos), "rho": self.rho}
-        return figures | {"phi": self.phi, "reward_threshold": threshold, "training_rows": step + self.replayed_rows}
+    def metrics(self, step):
+        """A dict of metrics to log about the demos; `step` is run.step."""
+        threshold = self.reward_threshold
+        return {
+            "reward_demos": len(self.reward_demos),
+            "value_demos": len(self.value_demos),
+            "rho": self.rho,
+            "phi": self.phi,
+            "reward_threshold": math.nan if threshold is None else threshold,
+            "training_rows": step + self.replayed_rows,
+        }
 
     LASTING = "rho phi value_capacity reward_threshold last_id seen rollouts replayed_rows".split()
 
@@ -698,7 +744,7 @@ def is_good(total, threshold):
     return total >= threshold - 1e-6 * max(1, abs(threshold))  # rounding of float32 may make a sum a little too low
 
 
-# --------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
 
@@ -735,7 +781,7 @@ def approximate_kl(log_ratios):
 
 
 def sequence_loss(agent, batch, args):
-    """The loss of Sequences, without their reset rows, to be minimised, and a dict of figures to log.
+    """The loss of Sequences, without their reset rows, to be minimised, and a dict of metrics to log.
 
     In replayed rows the ratio is pi/mu (see certain_log_prob), with mu = 1 for discrete actions. So A > 0 is never
     clipped, and A < 0 has a gradient only while pi > 1 - eps. This ratio does not tell how far the policy has moved,
@@ -755,7 +801,7 @@ def sequence_loss(agent, batch, args):
     own = log_ratios.detach()[~batch.replayed[trained]]
     if len(own) == 0:  # nothing but replays
         own = torch.zeros(1)
-    figures = {
+    metrics = {
         "loss": loss.detach(),
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
@@ -763,82 +809,91 @@ def sequence_loss(agent, batch, args):
         "approx_kl": approximate_kl(own),
         "clip_fraction": ((own.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
-    return loss, figures
+    return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    set_threads(agent.image)
     demos = make_demo_buffer(args, envs)  # it holds the initial demos
-    run = Run(args, agent, envs, optimizer=optimizer, demos=demos)  # with --resume, it loads a checkpoint into these
+    run = Run(args, envs)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    run.start(agent=agent, optimizer=optimizer, scheduler=scheduler, demos=demos)  # --resume loads their states
 
+    envs, obs, dones, rng = run.new_envs()
+    obs = demos.restart(envs, obs, rng)
+    buffer = SequenceBuffer(args.num_steps, args.num_envs, *demos.spaces)
+    buffer.state = agent.no_state(args.num_envs)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, obs, rng = run.new_envs()
-            obs = demos.restart(envs, obs, rng)
-            ended = np.zeros(args.num_envs, bool)  # slots whose next row is a reset row
-            state = torch.zeros(args.num_envs, agent.state_size, device=agent.device)  # of the GRU
-            buffer = SequenceBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.step / args.total_timesteps)
-
         demos.load_supplementary_demos()
-        buffer.state = state
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: faster than in every step
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
+        state = buffer.state
         buffer.obs[0] = obs
         for t in range(args.num_steps):
-            buffer.reset_rows[t] = ended
-            buffer.actions[t], state = agent.sample(obs, ended, state, noise[t])
-            actions = to_env(buffer.actions[t], agent.action_space)
-            obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(actions)
-            obs = demos.insert_replays(envs, buffer, t, obs, rng)  # overwrites row t of slots that replay
-            ended = buffer.terminated[t] | buffer.truncated[t]
-        real = ~buffer.reset_rows & (buffer.demo_ids == 0)  # run.count leaves out replays and reset rows
-        run.count(buffer.obs, buffer.rewards * real, (buffer.terminated | buffer.truncated) & real, ~real)
+            buffer.reset_rows[t] = dones
+            buffer.actions[t], state = agent.sample(obs, dones, state, noise[t])
+            obs, rewards, terminated, truncated, _ = envs.step(to_env(buffer.actions[t], agent.action_space))
+            buffer.rewards[t] = rewards
+            buffer.terminated[t] = terminated
+            buffer.truncated[t] = truncated
+            obs = demos.insert_replays(envs, buffer, t, obs, rng)  # writes over slots that replay
+            dones = buffer.terminated[t] | buffer.truncated[t]
+            real = ~buffer.reset_rows[t] & (buffer.demo_ids[t] == 0)  # replays do not count
+            run.count(obs, buffer.rewards[t] * real, dones & real, ~real)
 
         log_probs, values = buffer.log_probs_and_values(agent)  # replayed actions count as certain
         demos.track_potential_demos(buffer, values)  # before rewards are scaled: demos keep them raw
         buffer.transform_rewards(agent.return_stats, args)
         buffer.compute_advantages(log_probs, values, args)
-        run.log(learning_rate=optimizer.param_groups[0]["lr"], explained_variance=buffer.explained_variance())
-        run.log(**demos.figures(run.step))
+        run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
+        run.log(**demos.metrics(run.step))
 
         for _ in range(args.update_epochs):
+            agent.train()  # if you add dropout, it belongs to the loss alone
             for batch in buffer.minibatches(args.num_minibatches, agent.chunk_length, rng):
-                loss, figures = sequence_loss(agent, batch, args)
+                loss, metrics = sequence_loss(agent, batch, args)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                run.log(**figures)
-            if args.target_kl is not None and figures["approx_kl"] > args.target_kl:
+                run.log(**metrics)
+            agent.eval()
+            if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
                 break
+        scheduler.step()
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         demos.save_demos(run.is_finished())
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
+        buffer.state = state
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs, dones, rng = run.new_envs()
+            obs = demos.restart(envs, obs, rng)
+            buffer = SequenceBuffer(args.num_steps, args.num_envs, *demos.spaces)
+            buffer.state = agent.no_state(args.num_envs)
     return run.finish()
 
 
 # ===== helpers: settings, parts of the networks, demo files, environments =============================================
 
-LEAST_1 = "num_envs total_timesteps max_episode_steps eval_episodes num_minibatches update_epochs hidden_sizes".split()
-LEAST_1 += "gru_size chunk_length demo_capacity num_agent_demos_to_save save_demos_every".split()
-RANGES = {"num_steps": (2, 1e15)} | dict.fromkeys(LEAST_1, (1, 1e15))
-RANGES |= dict.fromkeys("gamma gae_lambda rho phi".split(), (0, 1))
-RANGES |= dict.fromkeys("stop_at_return max_episode_return initial_reward_threshold".split(), (-1e15, math.inf))
-CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}  # curve's panels
-EXPLORES = False  # whether an evaluation decides --stop-at-return (training explores), or training episodes do
-PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # packages whose import registers ids
-ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")  # of MiniGrid, by default
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
-SUFFIX = ".pt"  # of models and checkpoints. How they are stored; with weights_only, reading executes nothing:
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
+VECTOR_MODE = "sync"  # it can reset single environments
+manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
@@ -851,11 +906,13 @@ TUNED = {
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": {
-        "wrappers": ("GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"), "rho": 0.3, "phi": 0.0,
+        "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"),
+        "rho": 0.3, "phi": 0.0,
         "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True, "learning_rate": 1e-3,
         "total_timesteps": 200_000,
     },
-    # without demonstrations, tried with one seed: where rewards are frequent, replays of own episodes do no harm
+    # without demonstrations, tried with one seed: where rewards are frequent, replays of own
+    # episodes do no harm
     "CartPole-v1": {
         "num_envs": 32, "num_steps": 64, "num_minibatches": 8, "hidden_sizes": (64, 64), "recurrent": False,
         "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000,
@@ -896,6 +953,30 @@ class RunningMeanStd(nn.Module):
         return ((x - mean) / std).clamp(-10, 10)
 
 
+class NatureCNN(nn.Module):
+    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236).
+
+    (B, *shape) of bytes -> (B, 512).
+    """
+
+    def __init__(self, shape):
+        super().__init__()
+        self.channels_last = shape[2] == min(shape)
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        image = torch.zeros(1, channels, height, width)
+        layers = []
+        for outputs, kernel_size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            layers += [layer(nn.Conv2d(channels, outputs, kernel_size, stride)), nn.ReLU()]
+            channels = outputs
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        self.linear = layer(nn.Linear(self.convolutions(image).shape[1], 512))
+
+    def forward(self, images):
+        """Features of images whose channels come first or last."""
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.linear(self.convolutions(images / 255)).relu()
+
+
 def is_image(space):
     """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
@@ -904,8 +985,8 @@ def is_image(space):
 class GridPatches(nn.Module):
     """Features of all 3 x 3 patches of a grid: (B, width, height, channels) -> (B, outputs).
 
-    The whole view shares one set of weights, because a key means the same wherever it is seen, and one demonstration
-    shows it in few places.
+    The whole view shares one set of weights, because a key means the same wherever it is seen, and
+    one demonstration shows it in few places.
     """
 
     def __init__(self, shape, features=16):
@@ -927,11 +1008,26 @@ def output_sizes(space):
     return [int(spaces.flatdim(space))]
 
 
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
+
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
 def to_env(actions, space):
-    """Actions (B, D) as the environment takes them: within the bounds of a Box, in the space's shape and type."""
-    actions = actions.reshape(-1, *space.shape)
+    """Actions (B, D) as the environment takes them, in the space's bounds, shape and type."""
     if not isinstance(space, spaces.Box):
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # Discrete may start elsewhere
+        actions = actions.reshape(-1, *space.shape)
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+    scale, bias = scale_and_bias(space)
+    actions = (scale * actions + bias).reshape(-1, *space.shape)
     actions = np.clip(actions, space.low, space.high)
     if np.issubdtype(space.dtype, np.integer):
         actions = np.rint(actions)
@@ -944,7 +1040,8 @@ def from_env(actions, space):
         raise ValueError(f"an action is not in {space}")
     actions = actions.reshape(len(actions), math.prod(space.shape))
     if isinstance(space, spaces.Box):
-        return actions.astype(np.float32)
+        scale, bias = scale_and_bias(space)
+        return ((actions - bias) / np.where(scale == 0, 1, scale)).astype(np.float32)
     return actions.astype(np.int64) - np.ravel(getattr(space, "start", 0))
 
 
@@ -1016,17 +1113,46 @@ def make_demo_buffer(args, envs):
     return demos
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
 
-    def __init__(self, env, limit):
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 class GoalReward(gym.Wrapper):
@@ -1044,6 +1170,8 @@ def make_envs(args, num_envs, render=False, video=None):
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
@@ -1057,7 +1185,7 @@ def make_envs(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = None  # the environment's own vector version, if it has one
+        mode = VECTOR_MODE
         if wrappers or render:
             mode = "sync"
         if args.async_envs:
@@ -1065,6 +1193,9 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
+        message = str(error)
+        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
@@ -1074,6 +1205,38 @@ def make_envs(args, num_envs, render=False, video=None):
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)
+
+
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
 
 
 def choose_device(args, image=False):
@@ -1087,18 +1250,23 @@ def choose_device(args, image=False):
     return device
 
 
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
 def make_recurrent_agent(args, envs):
     """An untrained RecurrentAgent for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
-    if not isinstance(obs_space, spaces.Box) or is_image(obs_space) or not isinstance(action_space, kinds):
+    if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
         what = f"observations {obs_space} and actions {action_space}"
-        raise UserError(f"{args.env_id}: no RecurrentAgent for {what} (ppo.py takes images)")
+        raise UserError(f"{args.env_id}: no RecurrentAgent for {what}")
     if len(obs_space.shape) == 3 and args.normalize_obs:
-        raise UserError("normalize_obs is for vectors: the cells of a grid are one-hot")
-    device = choose_device(args)
+        raise UserError("normalize_obs is for vectors, not for images or the one-hot cells of a grid")
     torch.manual_seed(args.seed)
-    agent = RecurrentAgent(obs_space, action_space, args, device)
+    agent = RecurrentAgent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
     if args.num_steps % agent.chunk_length != 0:
         raise UserError(f"num_steps = {args.num_steps} does not divide into chunks of {agent.chunk_length} steps")
     rows_per_minibatch = args.num_steps * args.num_envs // args.num_minibatches

@@ -1,30 +1,36 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.15"
 # dependencies = [
-#   "gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6", "matplotlib==3.11.2", "tyro==1.0.17",
-#   "tqdm==4.70.1", "moviepy==2.2.1",
+#   "gymnasium[classic-control,toy-text]>=1.3,<2", "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0",
+#   "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
-"""Q-learning with a table, and its relatives Sarsa, expected Sarsa and double Q-learning, all in this one file.
+"""Q-learning with a table, and its relatives Sarsa, expected Sarsa and double Q-learning.
 
-The table holds a number Q(s, a) for every state s and action a: the discounted return to expect if a is taken in s and
-only best actions follow. Play: mostly take the best action of the table, sometimes a random one. After each step (in
-state S, action A gave reward R and led to S'), move Q(S, A) a little towards its target R + gamma max_a Q(S', a):
+The table holds a number Q(s, a) for every state s and action a: the discounted return to expect if
+a is taken in s and only best actions follow. Play: mostly take the best action of the table,
+sometimes a random one. After each step (in state S, action A gave reward R and led to S'), move
+Q(S, A) a little towards its target y:
 
-    Q(S, A) <- Q(S, A) + alpha [R + gamma max_a Q(S', a) - Q(S, A)]     (Sutton & Barto, eq. 6.8)
+    Q(S, A) <- Q(S, A) + alpha [y - Q(S, A)]
+    y = R + gamma max_a Q(S', a)   (Sutton & Barto, eq. 6.8)
 
-Its relatives replace max_a Q(S', a) by something else, and double Q-learning has two tables. Sarsa and expected Sarsa
-learn the return of what is really played, random actions included. There is no neural network: a table and a loop.
+Its relatives replace max_a Q(S', a) by something else, and double Q-learning has two tables. Sarsa
+and expected Sarsa learn the return of what is really played, random actions included. There is no
+neural network: a table and a loop.
 
-    python qlearning.py                                          # CliffWalking-v1, a few seconds; see its values.png
-    python qlearning.py --algorithm sarsa --epsilon-min 0.1      # learns the path away from the cliff
-    python qlearning.py --env-id MountainCar-v0                  # continuous observations, cut into a grid
+    python qlearning.py                                      # CliffWalking-v1; see its values.png
+    python qlearning.py --algorithm sarsa --epsilon-min 0.1  # learns the path away from the cliff
+    python qlearning.py --env-id MountainCar-v0              # continuous numbers, cut into a grid
 
-Sources: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6 (incompleteideas.net/book); Q-learning doi
-10.1007/BF00992698, expected Sarsa doi 10.1109/ADPRL.2009.4927542, double Q-learning van Hasselt, NeurIPS 2010.
-The story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws pictures.
+Sources: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6
+(incompleteideas.net/book); Q-learning doi 10.1007/BF00992698, expected Sarsa doi
+10.1109/ADPRL.2009.4927542, double Q-learning van Hasselt, NeurIPS 2010. The story ends at
+"# ===== helpers"; the code below it makes environments, keeps the run folder and draws pictures.
 """
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -35,8 +41,9 @@ import shlex
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from bisect import bisect
-from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -55,61 +62,66 @@ class Args:
     """Every flag and its default. For some environments, CliffWalking included, TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"  # how to update the table
-    learning_rate: float = 0.1  # alpha: an entry of the table moves this share of the way to its target
+    algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"
+    learning_rate: float = 0.1  # alpha: an entry moves this share of the way to its target
     anneal_lr: bool = False  # lower the learning rate linearly to zero
     gamma: float = 0.99  # discount
     epsilon_start: float = 1.0  # probability of a random action (epsilon) at the beginning
     epsilon_min: float = 0.05  # epsilon falls to this and no further
     epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode
-    exploration_fraction: float | None = None  # if given: epsilon falls linearly over this share of the run instead
+    exploration_fraction: float | None = None  # if set, epsilon falls linearly over this share
     grid_size: int = 20  # Box observations: number of bins in each dimension
-    grid_low: tuple[float, ...] | None = None  # lower end of the grid, a number per dimension; None: the space's bounds
-    grid_high: tuple[float, ...] | None = None  # upper end; numbers outside the grid go to the nearest bin
+    grid_low: tuple[float, ...] | None = None  # lower ends of the grid; None: the space's bounds
+    grid_high: tuple[float, ...] | None = None  # upper ends; numbers outside go to the nearest bin
+    num_episodes: int | None = None  # episodes to train for, in place of total_timesteps
+    checkpoint_every: int = 0  # steps between checkpoints; each renews the environment. 0: a tenth
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
-    wrappers: tuple[str, ...] = ()  # dotted paths of wrappers, applied in order
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 500_000  # environment steps to train for; the episode that reaches them is played to its end
+    total_timesteps: int = 500_000  # environment steps to train for, to the end of an episode
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
-    eval_episodes: int = 20  # episodes of an evaluation, on separate environments, with the best actions of the table
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
-    checkpoint_every: int = 0  # steps between checkpoints, written between episodes; 0: mostly a tenth of a run
     resume: str | None = None  # run folder to continue
     evaluate: str | None = None  # run folder to evaluate, without training
     model: str = "best"  # table that --evaluate plays: best, last or a step
     render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
-    config: str | None = None  # config.json of an earlier run to start from; flags win over it
+    config: str | None = None  # config.json of another run to start from; flags win over it
     run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------ the table
+# ----------------------------------------------------------------------------------------- the table
 class QTable:
     """Q(s, a): a row for each state, a column for each action. Double Q-learning has two such tables.
 
-    They are lists of lists, where reading and writing single numbers is faster than in NumPy arrays. All begin at 0: if
-    rewards are negative, actions not yet tried look best. An observation is one number or several, each with its own
-    `edges`. A number's bin is how many of its edges are at or below it. So numbers below all edges are in bin 0, and
-    integers 0 … n - 1, whose edges are 1 … n - 1, have a bin each.
+    They are lists of lists: in NumPy arrays, single numbers are read and written more slowly. All
+    begin at 0: if rewards are negative, actions not yet tried look best. An observation is one number
+    or several, each with its own `edges`. A number's bin is how many of its edges are at or below it.
+    So numbers below all edges are in bin 0, and integers 0 … n - 1, whose edges are 1 … n - 1, have a
+    bin each.
     """
 
-    def __init__(self, edges, action_space, num_tables=1):
+    def __init__(self, edges, observation_space, action_space, args):
+        self.args = args
         self.edges = [list(cuts) for cuts in edges]
         self.bins = [len(cuts) + 1 for cuts in edges]
+        self.observation_shape = observation_space.shape or ()  # a Tuple has none
         self.first_action = int(action_space.start)
+        num_tables = 2 if args.algorithm == "double-q" else 1
         self.shape = (num_tables, math.prod(self.bins), int(action_space.n))
         self.tables = np.zeros(self.shape).tolist()
 
     def state(self, obs, run=None):
-        """The number of an observation's row, 0 to prod(bins) - 1. With `run`, UserError if an array holds a NaN."""
-        if not isinstance(obs, np.ndarray | tuple):  # an integer, of a Discrete space
+        """The row of an observation, 0 to prod(bins) - 1. With `run`, UserError if it has a NaN."""
+        if isinstance(obs, int | np.integer):  # of a Discrete space
             return bisect(self.edges[0], obs)
-        numbers = obs if isinstance(obs, tuple) else obs.ravel().tolist()
+        numbers = obs if isinstance(obs, tuple) else np.asarray(obs).ravel().tolist()
         if run and not math.isfinite(sum(numbers)):
             run.check_finite(observation=obs)
         row = 0
@@ -118,14 +130,17 @@ class QTable:
         return row
 
     def values(self, state):
-        """Q(state, a) of all actions, as a list; with two tables, their sum (Sutton & Barto, section 6.7)."""
+        """Q(state, a) of all actions, a list; of two tables the sum (Sutton & Barto, section 6.7)."""
         if len(self.tables) == 1:
             return self.tables[0][state]
         return [a + b for a, b in zip(self.tables[0][state], self.tables[1][state])]
 
     def act(self, obs):
-        """The best action (the first of equal ones) for each observation of a batch, as the environment numbers it."""
-        batch = zip(*obs) if isinstance(obs, tuple) else obs  # a Tuple space gives a tuple of arrays
+        """The best actions, of equal ones the first, for observations (B, …), or a tuple of arrays."""
+        first = obs[0] if isinstance(obs, tuple) else obs
+        if np.ndim(first) != 1 + len(self.observation_shape):
+            raise ValueError("act takes a batch of observations: of one, act(np.array([obs]))[0]")
+        batch = zip(*obs) if isinstance(obs, tuple) else obs
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
 
@@ -134,7 +149,7 @@ class QTable:
         return {"q": np.array(self.tables)}
 
     def load_state_dict(self, state):
-        """Take the tables from what state_dict returned. ValueError unless they are finite and of this shape."""
+        """Take what state_dict returned. ValueError unless it is finite and of this shape."""
         q = np.asarray(state["q"], float)
         if q.shape != self.shape or not np.isfinite(q).all():
             raise ValueError(f"these are not finite numbers of shape {self.shape}")
@@ -142,7 +157,7 @@ class QTable:
 
 
 def epsilon_greedy(values, epsilon, rng):
-    """With probability epsilon a random action, else one with the highest value; ties are broken at random."""
+    """With probability epsilon a random action, else one of those with the highest value."""
     if rng.random() < epsilon:
         return rng.randrange(len(values))
     best = max(values)
@@ -152,79 +167,98 @@ def epsilon_greedy(values, epsilon, rng):
 
 
 def schedules(args, step, episode):
-    """(epsilon, alpha). Epsilon falls by a factor per episode, or linearly; alpha is constant, or falls linearly."""
+    """(epsilon, alpha), each constant or falling; epsilon by a factor per episode, or linearly.
+
+    What falls linearly goes by the steps of the run or, with num_episodes, by its episodes.
+    """
+    done, total = step, args.total_timesteps
+    if args.num_episodes is not None:
+        done, total = episode, args.num_episodes
     if args.exploration_fraction is None:
         epsilon = max(args.epsilon_min, args.epsilon_start * args.epsilon_decay**episode)
     else:
-        duration = args.exploration_fraction * args.total_timesteps
-        epsilon = linear_schedule(args.epsilon_start, args.epsilon_min, duration, step)
+        duration = args.exploration_fraction * total
+        epsilon = linear_schedule(args.epsilon_start, args.epsilon_min, duration, done)
     if args.anneal_lr:
-        return epsilon, linear_schedule(args.learning_rate, 0.0, args.total_timesteps, step)
+        return epsilon, linear_schedule(args.learning_rate, 0.0, total, done)
     return epsilon, args.learning_rate
 
 
 def linear_schedule(start, end, duration, step):
-    """From `start` at step 0 to `end` at step `duration`, in a straight line, and `end` from then on."""
+    """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
     return end + (start - end) * max(0.0, 1 - step / duration)
 
 
-# ---------------------------------------------------------------------------------------------- the four algorithms
-# The target of a step S, A, R, S': what Q(S, A) should become. `next_values` is the row Q(S', .) of the table that is
-# updated. `discount` is gamma, or 0 if the episode terminated: then there is no future, and that row has no effect.
+# ------------------------------------------------------------------------------- the four algorithms
+# The target y of a step S, A, R, S': what Q(S, A) should become. `next_values` is the row Q(S', .) of
+# the table that is updated. `discount` is gamma, or 0 if the episode terminated: then there is no
+# future, and that row has no effect.
 
 
 def q_learning_target(reward, discount, next_values):
-    """R + gamma max_a Q(S', a): as if only best actions were to follow   (Sutton & Barto, eq. 6.8)"""
+    """As if only best actions were to follow.
+
+    y = R + gamma max_a Q(S', a)   (Sutton & Barto, eq. 6.8)
+    """
     return reward + discount * max(next_values)
 
 
 def sarsa_target(reward, discount, next_values, next_action):
-    """R + gamma Q(S', A'): A' is the action really taken next, sometimes a random one   (eq. 6.7)"""
+    """A' is the action really taken next, sometimes a random one.
+
+    y = R + gamma Q(S', A')   (Sutton & Barto, eq. 6.7)
+    """
     return reward + discount * next_values[next_action]
 
 
 def expected_sarsa_target(reward, discount, next_values, epsilon):
-    """R + gamma sum_a pi(a|S') Q(S', a): the mean over A', drawn from the epsilon-greedy policy pi   (eq. 6.9)"""
+    """The mean over A', drawn from the epsilon-greedy policy pi.
+
+    y = R + gamma sum_a pi(a|S') Q(S', a)   (Sutton & Barto, eq. 6.9)
+    """
     average = sum(next_values) / len(next_values)
     return reward + discount * (epsilon * average + (1 - epsilon) * max(next_values))
 
 
 def double_q_target(reward, discount, next_values, other_next_values):
-    """R + gamma Q2(S', argmax_a Q1(S', a)): Q1 chooses the action, Q2 says what it is worth   (eq. 6.10)
+    """Q_1 chooses the action, Q_2 says what it is worth.
 
-    A maximum of noisy values is too high on average. Q2 has other noise, so its value of Q1's choice is not too high.
+        y = R + gamma Q_2(S', argmax_a Q_1(S', a))   (Sutton & Barto, eq. 6.10)
+
+    A maximum of noisy values is too high on average. Q_2 has other noise, so its value of the choice
+    of Q_1 is not too high.
     """
     best = next_values.index(max(next_values))  # of equal ones the first
     return reward + discount * other_next_values[best]
 
 
 def play_episode(agent, env, run, rng, args):
-    """Play one episode in `env` and learn from each step; count steps in run.step, add the episode to run.episodes."""
+    """Play one episode in `env`, learn from each step and count it in run.step: (return, length)."""
     obs, _ = env.reset()
     state = agent.state(obs, run)
     action = None
-    total = 0.0
-    for _ in range(args.max_episode_steps or 27_000):  # 27_000 as in `evaluate`; then the episode is truncated
-        epsilon, learning_rate = schedules(args, run.step, len(run.episodes))
+    total, first_step = 0.0, run.step
+    for _ in range(args.max_episode_steps or 27_000):  # then truncated, as in `evaluate`
+        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
-        reward = float(reward)  # else the table would hold np.float32, but Python floats after --resume: results differ
+        reward = np.asarray(reward, float).item()  # a Python float, as all numbers of the table
         run.step += 1
         next_state = agent.state(obs, run)
         next_action = None  # None: chosen after the update; only Sarsa needs it before
         discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value
 
-        # Q(S, A) is q[state][action], Q(S', .) is q[next_state]. The four algorithms differ only in the target.
+        # Q(S, A) is q[state][action], Q(S', .) is q[next_state]. Only the target differs.
         q = agent.tables[0]  # the table to update; double-q picks one of its two below
         if args.algorithm == "q-learning":
             target = q_learning_target(reward, discount, q[next_state])
         elif args.algorithm == "sarsa":
-            next_action = epsilon_greedy(q[next_state], epsilon, rng)  # A', the action of the next step
+            next_action = epsilon_greedy(q[next_state], epsilon, rng)  # A', for the next step
             target = sarsa_target(reward, discount, q[next_state], next_action)
         elif args.algorithm == "expected-sarsa":
             target = expected_sarsa_target(reward, discount, q[next_state], epsilon)
-        else:  # double-q: a coin decides which table is updated (Q1), and which helps (Q2)
+        else:  # double-q: a coin decides which table is updated (Q_1), and which helps (Q_2)
             q, other = agent.tables if rng.random() < 0.5 else reversed(agent.tables)
             target = double_q_target(reward, discount, q[next_state], other[next_state])
         td_error = target - q[state][action]
@@ -239,39 +273,42 @@ def play_episode(agent, env, run, rng, args):
         if terminated or truncated:
             break
     run.log(epsilon=epsilon, learning_rate=learning_rate)
-    run.episodes.append((run.step, total))
+    return total, run.step - first_step
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------ training
 def train(args):
-    """Train with `args`; return the summary, a dict that summary.json holds as well. UserError on bad input."""
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
-    run = Run(args, agent, envs)  # with --resume, it loads a checkpoint
+    run = Run(args, envs)
+    run.start(agent=agent)  # --resume loads its state
 
+    env, rng = new_env(run)
+    set_total(run, run.num_episodes, args.num_episodes)
     while not run.is_finished():
-        if run.step == run.checkpoint_step:  # at the start and at each checkpoint, so that a resumed run does the same
-            envs, _, generator = run.new_envs()
-            env = envs.envs[0]  # one environment is stepped directly, which is faster than through a vector of one
-            rng = random.Random(int(generator.integers(2**63)))  # draws single numbers faster than NumPy's generator
-        play_episode(agent, env, run, rng, args)  # advances run.step
-        run.write_what_is_due()  # a row of metrics.csv, an evaluation, a checkpoint
-    draw_values(run.dir, args, agent, envs.envs[0])
+        total, length = play_episode(agent, env, run, rng, args)  # advances run.step
+        (total,) = true_returns(run.envs, args, [total])  # where wrappers change rewards
+        run.add_episode(0, float(total), length)
+        set_total(run, run.num_episodes, args.num_episodes)
+        # A checkpoint cannot hold environments. So training makes a new one, as a resumed run does:
+        if run.write_what_is_due():
+            env, rng = new_env(run)
+    draw_values(run.dir, args, agent, env)
     return run.finish()
 
 
-# ===== helpers: settings, environments, the grid, files, pictures =====================================================
+# ===== helpers: settings, environments, the grid, files, pictures =================================
 
-RANGES = dict.fromkeys("learning_rate gamma epsilon_start epsilon_min epsilon_decay".split(), (0, 1))
-RANGES |= {"exploration_fraction": (1e-6, 1), "grid_size": (1, 1e6), "grid_low": (-1e9, 1e9), "grid_high": (-1e9, 1e9)}
-RANGES |= dict.fromkeys("total_timesteps max_episode_steps eval_episodes".split(), (1, 1e15))
-RANGES |= dict.fromkeys(["stop_at_return", "max_episode_return"], (-1e15, 1e15))
-CURVE = {"td_error": "mean size of the TD error", "epsilon": "share of random actions"}  # panels of the curve
-EXPLORES = True  # training takes random actions as well: only an evaluation says how good the table is
-SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id would import the module
+CURVE = {"td_error": "mean size of the TD error", "epsilon": "share of random actions"}
+EXPLORES = True  # training takes random actions: only an evaluation says how good the table is
+SCHEDULED = ("anneal_lr", "exploration_fraction")  # if set, they end with total_timesteps
+REFUSED_WRAPPERS = {"NormalizeObservation": "--grid-low and --grid-high"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
 SUFFIX = ".npz"  # of models and checkpoints
+manual_seed = lambda seed: None  # of torch's generator, which nothing here draws from
 
-# Tuned settings per environment; flags win over them. A run ends with the episode that reaches its total.
+# Tuned settings per environment; flags win over them.
 TUNED = {
     "CliffWalking-v1": {"total_timesteps": 50_000, "learning_rate": 0.5, "anneal_lr": True, "gamma": 1.0,
                         "max_episode_steps": 1000},
@@ -297,39 +334,94 @@ def read_state(path):
         return json.loads(str(file["rest"])) | {"agent": {"q": file["q"]}}
 
 
-class ReturnLimit(gym.wrappers.RecordEpisodeStatistics):
-    """Truncate an episode once its return reaches `limit`."""
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
 
-    def __init__(self, env, limit):
+    def __init__(self, env, limit=None):
         super().__init__(env)
-        self.limit = limit
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
 
     def step(self, action):
         """As the environment's, truncated at the limit."""
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated or self.episode_returns >= self.limit, info
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
 
 
 def make_table_envs(args, num_envs, render=False, video=None):
-    """A vector environment; `envs` lists its single ones. If asked, in a window or filmed. UserError if it fails."""
+    """A vector environment, whose `envs` are single ones; in a window or filmed in a folder, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
     try:
         kwargs = dict(**json.loads(args.env_kwargs))
-        wrappers = [globals().get(path) or pkgutil.resolve_name(path) for path in args.wrappers]
+        wrappers = [read_wrapper(text) for text in args.wrappers]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
         if args.max_episode_steps is not None:
             kwargs["max_episode_steps"] = args.max_episode_steps
-        if args.max_episode_return is not None:
-            wrappers.append(partial(ReturnLimit, limit=args.max_episode_return))
         if render or video:
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
         return gym.make_vec(args.env_id, num_envs, vectorization_mode="sync", wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, AssertionError) as error:
-        raise UserError(f"cannot make {args.env_id} with env_kwargs {args.env_kwargs}: {error}") from error
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
+
+
+def new_env(run):
+    """(environment, generator of random numbers), both new, seeded by (seed, step).
+
+    Faster than a vector of one environment is this one itself. random.Random draws single numbers
+    faster than NumPy's generators.
+    """
+    envs, _, _, rng = run.new_envs()
+    return envs.envs[0], random.Random(int(rng.integers(2**63)))
+
+
+def set_total(run, done, total):
+    """Let a run of which `done` rounds are done end after `total` of them; None: after its steps.
+
+    It counts in steps. So its total becomes what all rounds take if they are as long as those so far;
+    after the last one, that is what has been taken.
+    """
+    if total is not None and done > 0:
+        run.args = replace(run.args, total_timesteps=run.step * total / done)
+        run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
 
 
 def box_edges(args, space):
-    """The inner edges of `grid_size` equal bins for each number in a Box. UserError without finite ends for each."""
+    """The inner edges of `grid_size` equal bins for each number of a Box. UserError without ends."""
     lows = space.low.ravel().tolist() if args.grid_low is None else args.grid_low
     highs = space.high.ravel().tolist() if args.grid_high is None else args.grid_high
     if not len(lows) == len(highs) == math.prod(space.shape):
@@ -337,46 +429,45 @@ def box_edges(args, space):
     edges = []
     for low, high in zip(lows, highs):
         if not -1e9 < low < high < 1e9:
-            raise UserError(f"{args.env_id}: no grid from {low} to {high}: say its ends by grid_low and grid_high")
+            ends = f"{args.env_id}: no grid from {low} to {high}"
+            raise UserError(f"{ends}: say its ends by grid_low and grid_high")
         edges.append(np.linspace(low, high, args.grid_size + 1)[1:-1].tolist())
     return edges
 
 
 def make_q_table(args, envs):
-    """A table of zeros for these environments. UserError if a space does not suit, or the table is too large."""
+    """A table of zeros for these environments. UserError if a space does not suit or is too large."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     parts = obs_space.spaces if isinstance(obs_space, spaces.Tuple) else [obs_space]
     if not isinstance(action_space, spaces.Discrete):
-        raise UserError(f"{args.env_id} has {action_space}; qlearning.py needs Discrete actions: use ppo.py")
+        raise UserError(f"{args.env_id}: a table needs Discrete actions, not {action_space}")
     if isinstance(obs_space, spaces.Box):
         edges = box_edges(args, obs_space)
     elif isinstance(obs_space, spaces.MultiDiscrete):
         sizes = zip(obs_space.start.ravel(), obs_space.nvec.ravel())
-        edges = [range(start + 1, start + n) for start, n in sizes]  # n - 1 edges: n bins, one for each integer
+        edges = [range(start + 1, start + n) for start, n in sizes]  # n - 1 edges: n bins, one each
     elif all(isinstance(part, spaces.Discrete) for part in parts):
         edges = [range(part.start + 1, part.start + part.n) for part in parts]
     else:
         wanted = "Discrete, MultiDiscrete, a Tuple of Discrete, or a Box"
-        raise UserError(f"{args.env_id} has observations {obs_space}; qlearning.py needs {wanted}: use ppo.py")
-    num_tables = 2 if args.algorithm == "double-q" else 1
-    if num_tables * math.prod(len(cuts) + 1 for cuts in edges) * int(action_space.n) > 10**7:
-        raise UserError(f"{args.env_id} needs a table of over ten million numbers: a smaller grid_size, or ppo.py")
-    agent = QTable(edges, action_space, num_tables)
-    agent.args = args  # for evaluate(agent, agent.args) in a notebook
-    return agent
+        raise UserError(f"{args.env_id}: observations must be {wanted}, not {obs_space}")
+    size = math.prod(len(cuts) + 1 for cuts in edges) * int(action_space.n)
+    if size > 10**7:
+        raise UserError(f"{args.env_id}: a table of {size:,} numbers is too large: try ppo.py")
+    return QTable(edges, obs_space, action_space, args)
 
 
 make_envs = make_table_envs  # as the run section calls it
 make_agent = make_q_table  # as the run section calls it
 
 
-SIGNS = {"CliffWalkingEnv": "↑→↓←", "FrozenLakeEnv": "←↓→↑"}  # arrows for the actions 0, 1, 2, 3 of grid worlds
+SIGNS = {"CliffWalkingEnv": "↑→↓←", "FrozenLakeEnv": "←↓→↑"}  # of actions 0 to 3
 
 
 def draw_values(folder, args, agent, env):
-    """Write values.png and print its path. It shows the value of each state, max_a Q(s, a), and the best action there.
+    """Write values.png: the value of each state, max_a Q(s, a), and the best action there.
 
-    Only for the grid worlds of SIGNS, and for observations of two numbers. Grey: all values of the state are still 0.
+    Only for the grid worlds of SIGNS, and for observations of two numbers. Grey: all values are 0.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -390,7 +481,7 @@ def draw_values(folder, args, agent, env):
         draw_grid(figure, agent, values, q.argmax(1))
     else:
         return
-    figure.suptitle(f"{args.env_id}, {args.algorithm}: value of each state, and the best action in it")
+    figure.suptitle(f"{args.env_id}, {args.algorithm}: value of each state, and its best action")
     path = Path(folder, "values.png")
     write_file(path, partial(figure.savefig, dpi=120, format="png"))
     tqdm.write(f"values and best actions: {path}")  # above the progress bar
@@ -409,14 +500,15 @@ def draw_world(figure, world, values, best):
 
 
 def draw_grid(figure, agent, values, best):
-    """Maps of the values and of the best actions, for two numbers. All bins of a number have the same width."""
+    """Maps of the values and of the best actions, for two numbers, whose bins have equal widths."""
     x, y = ([2 * edges[0] - edges[1], *edges, 2 * edges[-1] - edges[-2]] for edges in agent.edges)
     best = np.where(np.isnan(values), np.nan, best)
     panels = (values, "max Q(s, a)", None), (best, "best action", range(agent.shape[2]))
     for axis, (numbers, label, ticks) in zip(figure.subplots(1, 2), panels):
         image = axis.pcolormesh(x, y, numbers.reshape(agent.bins).T)
         figure.colorbar(image, ax=axis, label=label, ticks=ticks)
-        axis.set(xlabel="first number of the observation", ylabel="second number", facecolor="lightgrey")
+        axis.set(xlabel="first number of the observation", ylabel="second number")
+        axis.set_facecolor("lightgrey")
 
 
 # ===== run: the same in every script ==============================================================

@@ -310,9 +310,9 @@ exercise(
 
 
 def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
-    """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, episodes, the
-    epsilons with which actions were chosen). The environment knows nothing of the limit: that is play_episode's own
-    affair. State 3, the last one, is never learnt.
+    """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, what it gave
+    for each episode, the epsilons with which actions were chosen). The environment knows nothing of the limit: that is
+    play_episode's own affair. State 3, the last one, is never learnt.
     """
 
     def call(m):
@@ -322,9 +322,9 @@ def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
         env, args.max_episode_steps = envs.envs[0], limit
         agent, rng = m.make_agent(args, envs), random.Random(0)
         agent.tables[0][:] = [[value] for value in table]
-        errors, epsilons = [], []
-        log = lambda **figures: errors.append(figures.get("td_error", 0.0))
-        run = SimpleNamespace(step=0, episodes=[], log=log, check_finite=lambda **_: None)
+        errors, epsilons, episodes = [], [], []
+        log = lambda **metrics: errors.append(metrics.get("td_error", 0.0))
+        run = SimpleNamespace(step=0, num_episodes=0, log=log, check_finite=lambda **_: None)
 
         def action_0(values, epsilon, rng):
             epsilons.append(epsilon)
@@ -332,8 +332,9 @@ def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
 
         with mock.patch.object(m, "epsilon_greedy", action_0):
             for _ in range(2):
-                m.play_episode(agent=agent, env=env, run=run, rng=rng, args=args)
-        return [row[0] for row in agent.tables[0]], run.step, sum(errors), run.episodes, epsilons
+                episodes.append(m.play_episode(agent=agent, env=env, run=run, rng=rng, args=args))
+                run.num_episodes += 1
+        return [row[0] for row in agent.tables[0]], run.step, sum(errors), episodes, epsilons
 
     return call
 
@@ -353,17 +354,17 @@ exercise(
     task="write the target R + gamma max Q, and play one episode with it. `next_values` is a list; `discount` is "
     "gamma, or 0 where the episode terminated. play_episode begins with obs, _ = env.reset(), goes on while neither "
     "terminated nor truncated, but at most args.max_episode_steps or 27_000 steps, and in each step: take epsilon and "
-    "the learning rate from schedules(args, run.step, len(run.episodes)); choose with "
+    "the learning rate from schedules(args, run.step, run.num_episodes); choose with "
     "epsilon_greedy(agent.values(state), epsilon, rng), where state = agent.state(obs, run); env.step takes action + "
     "agent.first_action; count run.step; move agent.tables[0][state][action] by the learning rate times the TD error; "
-    "call run.log(td_error=…) with its absolute value. At the end append (run.step, sum of rewards) to run.episodes. "
+    "call run.log(td_error=…) with its absolute value. At the end return (sum of rewards, number of steps). "
     "Only --algorithm q-learning is asked for.",
     cases={
         "the target | eq. 6.8 in the docstring at the top of the script": lists(
             "q_learning_target", reward=1.0, discount=0.5, next_values=[3.0, 7.0, 2.0]
         ),
         f"{CHAIN}; they terminate. Q of the four states (the last one began at 4), steps, sum of logged |TD error|, "
-        "(step, return) of each, epsilons | the line with the discount, and the one that changes the table": (
+        "(return, length) of each, epsilons | the line with the discount, and the one that changes the table": (
             chain_episodes("terminated")
         ),
         "the same, but the third step is truncated: state 3 is worth 4, only nobody plays on "
@@ -386,8 +387,8 @@ exercise(
         "else -> 0.0 if terminated or truncated else",
         "playing on beyond the limit: some environments never end": "args.max_episode_steps or 27_000 -> 27_000",
         "taking epsilon and the learning rate once an episode: they change with each step": (
-            "epsilon, learning_rate = schedules(args, run.step, len(run.episodes))\n -> \n",
-            "    for _ in ->     epsilon, learning_rate = schedules(args, run.step, len(run.episodes))\n    for _ in",
+            "epsilon, learning_rate = schedules(args, run.step, run.num_episodes)\n -> \n",
+            "    for _ in ->     epsilon, learning_rate = schedules(args, run.step, run.num_episodes)\n    for _ in",
         ),
     },
     learn=(CLIFF, -17.0),

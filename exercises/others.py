@@ -248,21 +248,21 @@ SPREAD = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2}', "total_ti
           "learning_rate": 1e-3, "num_minibatches": 8, "gamma": 0.95, "seed": 1}  # fmt: skip
 
 
-def shared_obs(m, state_type, lengths, state_size, team_rows):
+def shared_obs(m, state_type, lengths, state_size, team_rows, agent_rewards=False):
     """share_obs of rows in which all agents' flags come first, then their observations, then the state."""
-    edges = np.cumsum([len(lengths), *lengths]).tolist()
+    n, edges = len(lengths), np.cumsum([len(lengths), *lengths]).tolist()
     parts = [slice(a, b) for a, b in zip(edges, edges[1:])]
-    rest = edges[-1] + state_size
-    layout = m.Layout(slice(0, len(lengths)), parts, slice(edges[-1], rest), [slice(rest, rest)] * len(lengths))
-    args = SimpleNamespace(state_type=state_type)
+    state = slice(edges[-1], edges[-1] + state_size)
+    layout = m.Layout(slice(0, n), parts, state, [state] * n, [slice(state.stop, state.stop)] * n)
+    args = SimpleNamespace(state_type=state_type, agent_rewards=agent_rewards)
     team = SimpleNamespace(args=args, num_agents=len(lengths), widest=max(lengths), layout=layout)
     return m.Team.share_obs(team, team_rows=tensor(team_rows))
 
 
-def two_teams(state_type):
+def two_teams(state_type, agent_rewards=False):
     """Two environments with two agents, who see one number and two; in the second the second is dead."""
     rows = [[[1, 1, 1, 3, 4, 7, 8], [1, 0, 2, 5, 6, 9, 10]]]
-    return lambda m: shared_obs(m, state_type, [1, 2], 2, rows)
+    return lambda m: shared_obs(m, state_type, [1, 2], 2, rows, agent_rewards)
 
 
 def random_teams(m, rng):
@@ -270,7 +270,7 @@ def random_teams(m, rng):
     shape = rng.integers(1, 4), rng.integers(1, 4), len(lengths) + sum(lengths) + state_size
     rows = rng.normal(size=shape)
     rows[..., : len(lengths)] = rng.random(rows[..., : len(lengths)].shape) < 0.6
-    return shared_obs(m, rng.choice(["EP", "FP", "FP"]), lengths, state_size, rows)
+    return shared_obs(m, rng.choice(["EP", "FP", "FP"]), lengths, state_size, rows, bool(rng.random() < 0.3))
 
 
 exercise(
@@ -279,26 +279,29 @@ exercise(
     cut="mappo.py: Team.share_obs",
     task="write what MAPPO's critic is shown of team_rows, a tensor (L, N, …): L steps of N environments. self.layout "
     "says where things stand in a row: team_rows[..., self.layout.state] is the state (L, N, S), layout.observations "
-    "is a list with a slice for each agent, layout.alive the slice of all agents' flags, 1 or 0. self.args.state_type "
-    "is EP or FP. With EP the critic sees the state, once for all agents. With FP it sees (L, N x agents, self.widest "
-    "+ S), all agents of the first environment before those of the second: for each agent its own observation, filled "
-    "up with zeros at the right to self.widest numbers, for observations differ in length, and then the state. A dead "
-    "agent has zeros only, whatever stands elsewhere.",
+    "and layout.states are lists with a slice for each agent, layout.alive is the slice of all agents' flags, 1 or 0. "
+    "self.args.state_type is EP or FP. With EP the critic sees the state, once for all agents. With FP it sees (L, N x "
+    "agents, self.widest + S), all agents of the first environment before those of the second: for each agent its own "
+    "observation, filled up with zeros at the right to self.widest numbers, for observations differ in length, and "
+    "then its part of layout.states. A dead agent has zeros only, whatever stands elsewhere; unless "
+    "self.args.agent_rewards is set: then it has what stands there.",
     cases={
         "EP: two environments whose states are (7, 8) and (9, 10) | one state for all": two_teams("EP"),
         "FP, the same states; agent 0 sees 1 in the first, 2 in the second, agent 1 sees (3, 4) and (5, 6); in "
         "the second environment agent 1 is dead "
         "| one row of the result: own observation, zeros, state": two_teams("FP"),
+        "the same with agent_rewards | who looks at deaths": two_teams("FP", True),
     },
     random=random_teams,
     mistakes={
         "not looking at deaths": "dim=-1) * alive -> dim=-1)",
         "leaving the state to the dead": "torch.cat([obs, state], dim=-1) * alive -> "
         "torch.cat([obs * alive, state], dim=-1)",
-        "letting one death be all agents' in its environment": "dim=-1) * alive -> "
-        "dim=-1) * team_rows[..., self.layout.alive].amin(-1, keepdim=True)",
-        "letting one who is alive be alive for all in its environment": "dim=-1) * alive -> "
-        "dim=-1) * team_rows[..., self.layout.alive].amax(-1, keepdim=True)",
+        "letting one death be all agents' in its environment": "alive = team_rows[..., [self.layout.alive.start + i]] "
+        "-> alive = team_rows[..., self.layout.alive].amin(-1, keepdim=True)",
+        "letting one who is alive be alive for all in its environment": "alive = team_rows[..., "
+        "[self.layout.alive.start + i]] -> alive = team_rows[..., self.layout.alive].amax(-1, keepdim=True)",
+        "zeros for the dead with agent_rewards as well": "if self.args.agent_rewards: -> if False:",
         "putting both environments of an agent side by side": "torch.stack(states, dim=2) -> "
         "torch.stack(states, dim=1)",
         "filling up at the left": "(0, self.widest - obs.shape[-1]) -> (self.widest - obs.shape[-1], 0)",
@@ -381,26 +384,26 @@ PARTICLES = {"env_id": "mpe2.simple_spread_v3", "env_kwargs": '{"N": 2, "continu
              "tau": 0.01, "total_timesteps": 8000, "seed": 1}  # fmt: skip
 
 
-def windows(m, t, e, rewards, ended, positions, n_step=3, gamma=0.5):
+def windows(m, t, e, rewards, dones, positions, n_step=3, gamma=0.5):
     """(rewards, discounts, last steps) of windows from steps t of environments e; arrays (steps, environments, G)."""
     rows, envs, G = np.shape(rewards)
     buffer = m.OffPolicyBuffer(rows * envs, envs, G, G, row_size=1, action_size=1, n_step=n_step, gamma=gamma)
-    buffer.rewards[:], buffer.ended[:] = rewards, ended
+    buffer.rewards[:], buffer.dones[:] = rewards, dones
     buffer.positions[:], buffer.sizes[:] = positions, rows
     return buffer.windows(t=np.array(t), e=np.array(e))
 
 
 def one_window(start, ends=(), position=0):
     """A window of two agents in one environment; `ends` are (step, agent)."""
-    ended = np.array([[[(step, agent) in ends for agent in (0, 1)]] for step in range(4)])
-    return lambda m: windows(m, [start], [0], [[[8, 1]], [[4, 1]], [[2, 1]], [[1, 1]]], ended, position)
+    dones = np.array([[[(step, agent) in ends for agent in (0, 1)]] for step in range(4)])
+    return lambda m: windows(m, [start], [0], [[[8, 1]], [[4, 1]], [[2, 1]], [[1, 1]]], dones, position)
 
 
 def random_windows(m, rng):
     shape = rng.integers(2, 6), rng.integers(1, 4), rng.integers(1, 4)
     size = rng.integers(1, 7)
     t, e = rng.integers(shape[0], size=size), rng.integers(shape[1], size=size)
-    given = {"n_step": int(rng.integers(1, 5)), "gamma": rng.random(), "ended": rng.random(shape) < 0.25}
+    given = {"n_step": int(rng.integers(1, 5)), "gamma": rng.random(), "dones": rng.random(shape) < 0.25}
     return windows(m, t, e, rng.normal(size=shape), positions=rng.integers(shape[0], size=shape[1]), **given)
 
 
@@ -409,7 +412,7 @@ exercise(
     course="week 11, 60 minutes: n-step returns out of a replay buffer",
     cut="maddpg_matd3.py: OffPolicyBuffer.windows",
     task="sum the rewards of samples that start in steps `t` of environments `e`, both arrays (B,), over at most "
-    "self.n_step steps, for each of the G = self.streams streams. self.rewards and self.ended are (self.steps, "
+    "self.n_step steps, for each of the G = self.streams streams. self.rewards and self.dones are (self.steps, "
     "environments, G). The steps are a ring: step 0 comes after the last one, and self.positions[e] is where "
     "environment e writes next, so its newest step is the one before. A window ends with the episode of its stream, "
     "and with the newest step. Return the rewards, the discounts of what follows, and the last steps, each (G, B).",
@@ -417,7 +420,7 @@ exercise(
         "two agents with rewards 8, 4, 2, 1 and 1, 1, 1, 1; three steps from step 0, gamma 0.5: (rewards, discounts, "
         "last steps) | where the powers of gamma begin and end": one_window(0),
         "the same, and the second agent's episode ends with step 1 "
-        "| self.ended: the last step of an episode is in the window; each stream has its own": one_window(0, [(1, 1)]),
+        "| self.dones: the last step of an episode is in the window; each stream has its own": one_window(0, [(1, 1)]),
         "from step 3, without an end; step 2 is written next, so step 1 is the newest | the ring, and self.positions": (
             one_window(3, position=2)
         ),
@@ -426,12 +429,12 @@ exercise(
     mistakes={
         "returning the discount of the last reward: what follows is one step further": "return rewards, discounts, -> "
         "return rewards, discounts / self.gamma,",
-        "going on into the next episode": "~self.ended[last, e, g] & (last != newest) -> (last != newest)",
+        "going on into the next episode": "~self.dones[last, e, g] & (last != newest) -> (last != newest)",
         "discounting by gamma^n however long the window is": "return rewards, discounts, -> "
         "return rewards, np.full_like(discounts, self.gamma**self.n_step),",
         "going on from the newest step to the oldest": " & (last != newest) -> ",
-        "ending both windows with the death of one agent": "~self.ended[last, e, g] -> "
-        "~self.ended.any(2, keepdims=True)[last, e, 0]",
+        "ending both windows with the death of one agent": "~self.dones[last, e, g] -> "
+        "~self.dones.any(2, keepdims=True)[last, e, 0]",
         "taking all windows from environment 0": "g = np.arange -> e = np.zeros_like(e); g = np.arange",
     },
     learn=(PARTICLES | {"n_step": 3}, -46.0),
@@ -508,9 +511,9 @@ exercise(
 # The demo of MountainCar; in a handout it lies beside the checks.
 HERE = Path(__file__).resolve().parent
 DEMOS = HERE / "demos" if (HERE / "demos").is_dir() else HERE.parent / "demos" / "MountainCar-v0"
-MOUNTAIN_CAR = {"env_id": "MountainCar-v0", "wrappers": ("GoalReward",), "initial_human_demos_dir": str(DEMOS),
+MOUNTAIN_CAR = {"env_id": "MountainCar-v0", "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS),
                 "rho": 0.2, "phi": 0.1, "num_envs": 16, "hidden_sizes": (64,), "recurrent": False,
-                "normalize_obs": True, "learning_rate": 1e-3, "total_timesteps": 200_000, "stop_at_return": 0.98,
+                "normalize_obs": True, "learning_rate": 1e-3, "total_timesteps": 200_000, "stop_at_return": -130.0,
                 "seed": 1}  # fmt: skip
 
 
@@ -554,5 +557,5 @@ exercise(
         ),
         "raising large numbers to a power: divide by the largest first": "(v / v.max()) ** alpha -> v**alpha",
     },
-    learn=(MOUNTAIN_CAR, 0.4),
+    learn=(MOUNTAIN_CAR, -190.0),
 )

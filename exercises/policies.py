@@ -7,7 +7,8 @@ from inputs import FLAGS, ROLLOUT, normal, refuses, rollout, share, slopes, tens
 from mechanism import exercise
 
 CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
-            "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "seed": 1}  # fmt: skip
+            "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "seed": 1, "update_epochs": 4,
+            "anneal_lr": True, "normalize_obs": False, "normalize_reward": False}  # fmt: skip
 
 
 DIED, CUT, BOTH = ([1], []), ([], [1]), ([1], [1])  # what happened in row 1
@@ -225,23 +226,22 @@ exercise(
     "squashed",
     course="week 8, 35 minutes: actions through tanh, and their log-density",
     cut="sac.py: squashed_gaussian",
-    task="write the actions tanh(u), u = mean + sigma noise, and the log-densities of what the environment plays, the "
-    "middle of its bounds + half_range tanh(u). mean, log_std and noise are (B, D), half_range is (D,). The logarithm "
-    "of the slope of tanh has to be right where tanh(u) is rounded to 1 as well: the docstring has a form that is; "
-    "nn.functional.softplus(x) is log(1 + exp(x)). Write the Gaussian's density of u out, its logarithm rather. "
-    "Gradients have to flow.",
+    task="write the actions tanh(u), u = mean + sigma noise, and their log-densities. mean, log_std and noise are "
+    "(B, D). The logarithm of the slope of tanh has to be right where tanh(u) is rounded to 1 as well: the docstring "
+    "has a form that is; nn.functional.softplus(x) is log(1 + exp(x)). Write the Gaussian's density of u out, its "
+    "logarithm rather. Gradients have to flow.",
     cases={
         "in the middle, then beside it | the sign of the correction, and where the Gaussian is looked up": tensors(
-            SQUASHED, mean=[[0.0], [1.0]], log_std=[[0.0], [0.0]], noise=[[0.0], [1.0]], half_range=[1.0]
+            SQUASHED, mean=[[0.0], [1.0]], log_std=[[0.0], [0.0]], noise=[[0.0], [1.0]]
         ),
         "far out | the second formula in the docstring": tensors(
-            SQUASHED, by=["mean"], mean=[[20.0], [-50.0]], log_std=[[0.0]] * 2, noise=[[0.0]] * 2, half_range=[1.0]
+            SQUASHED, by=["mean"], mean=[[20.0], [-50.0]], log_std=[[0.0]] * 2, noise=[[0.0]] * 2
         ),
-        "two dimensions | the sum over dimensions, of all terms; a density over a longer stretch is lower": tensors(
-            SQUASHED, mean=[[0.0, 1.0]], log_std=[[0.0, math.log(2)]], noise=[[1.0, 0.0]], half_range=[1.0, 3.0]
+        "two dimensions | the sum over dimensions, of all terms": tensors(
+            SQUASHED, mean=[[0.0, 1.0]], log_std=[[0.0, math.log(2)]], noise=[[1.0, 0.0]]
         ),
     },
-    random=tensors(SQUASHED, by=["mean"], **GAUSSIANS, half_range=uniform(0.5, 3, "D")),
+    random=tensors(SQUASHED, by=["mean"], **GAUSSIANS),
     mistakes={
         "taking the logarithm of 0 where tanh is rounded to 1": f"{CORRECTION} -> (1 - u.tanh() ** 2).log()",
         "adding a small number, which is far too much where the slope is smaller": f"{CORRECTION} -> "
@@ -251,7 +251,6 @@ exercise(
         "log_density + log_slope",
         "asking for the density of tanh(u) instead of u": "-0.5 * noise**2 -> "
         "-0.5 * ((u.tanh() - mean) / log_std.exp()) ** 2",
-        "forgetting half_range": "half_range.log() + 2 -> 2",
         "forgetting sigma in the density": "noise**2 - log_std -> noise**2",
         "cutting gradients off": "u = mean + log_std -> u = mean.detach() + log_std",
     },

@@ -75,16 +75,17 @@ def linear_agent(script):
     "bellman_targets, values of the critics themselves: in agent.target_critics -> in agent.critics",
     "bellman_targets, actions of the actor itself: agent.target_actor( -> agent.actor(",
     "bellman_targets, targets of this state's values: critic(batch.next_obs, -> critic(batch.obs,",
-    "train, actor follows the other critic: agent.critics[0], batch.obs -> agent.critics[-1], batch.obs",
-    "train, learning rates exchanged: lr=args.actor_learning_rate -> lr=args.critic_learning_rate",
+    "update_actor, follows the other critic: agent.critics[0], batch.obs -> agent.critics[-1], batch.obs",
+    "train, learning rates exchanged: args.actor_learning_rate -> args.critic_learning_rate",
     "train, actor's target stays: polyak(agent.target_actor, agent.actor, args.tau) -> 0",
     "train, critics' targets stay: polyak(agent.target_critics, agent.critics, args.tau) -> 0",
-    "train, no delay: update % args.policy_frequency == 0 -> True",
-    'train, critics\' rate not annealed: critic_optimizer.param_groups[0]["lr"] = -> unused =',
-    "train, actor learns from what was done: actor_loss(agent.actor, -> "
+    "train, no delay: updates % args.policy_frequency == 0 -> True",
+    "train, the first of two is the actor's turn: if updates % -> if (updates - 1) %",
+    "train, critics' rate not annealed: critic_scheduler.step() -> 0",
+    "update_actor, learns from what was done: actor_loss(agent.actor, -> "
     "actor_loss(lambda obs: batch.actions + 0 * agent.actor(obs),",
-    "train, the actor's loss goes into the critic: backward(inputs=list(agent.actor.parameters())) -> backward()",
-    "train, both critics judge the actor: loss = actor_loss(agent.actor, agent.critics[0], batch.obs) -> "
+    "update_actor, its loss goes into the critic: backward(inputs=list(agent.actor.parameters())) -> backward()",
+    "update_actor, both critics judge the actor: loss = actor_loss(agent.actor, agent.critics[0], batch.obs) -> "
     "loss = [actor_loss(agent.actor, critic, batch.obs) for critic in agent.critics][0]",
     "bellman_targets, with gradients: with torch.no_grad(): -> if True:",
 )
@@ -102,7 +103,7 @@ def test_an_update(script):
     settings = {"target_noise": 0.0, "policy_frequency": 1, "gamma": 0.5, "tau": 0.25}
     settings |= {"actor_learning_rate": 0.1, "critic_learning_rate": 0.01}
     with mock.patch.object(agent.critics[1], "forward", side_effect=agent.critics[1].forward) as second:
-        logged = learn(script, agent, [row_of_one(script)], **settings).logged
+        logged = learn(script, agent, [row_of_one(script)], **settings).all_logged
     close(logged["critic_loss"], [12.25])
     close(logged["value_mean"], [(2 - 1.5) / 2])
     close(logged["actor_loss"], [-(1 + 2 * math.tanh(0.5))])
@@ -116,50 +117,46 @@ def test_an_update(script):
     close(agent.critics[0].mlp[0].weight.grad, [[0, 0]])
     assert agent.target_critics[1].mlp[0].weight.grad is None and second.call_count == 1
 
-    # Terminated, y = 1, errors 1 and -2.5. The rate is annealed to 1 - 1/2 in the second of two steps. With a delay of
-    # two updates, neither actor nor targets have their turn yet.
+    # Terminated, y = 1, errors 1 and -2.5. After this update, the second of three steps, a third of the rate is left.
+    # With a delay of two updates, neither actor nor targets have their turn yet.
     agent = linear_agent(script)
-    settings |= {"policy_frequency": 2, "anneal_lr": True}
-    logged = learn(script, agent, [row_of_one(script, terminated=True)], **settings).logged
-    close(logged["critic_loss"], [1 + 2.5**2])
-    assert "actor_loss" not in logged
-    close(numbers_of(agent.critics[0]), [0.995, 1.995, -0.005])
-    close(numbers_of(agent.critics[1]), [0.005, -2.995, 0.005])
+    settings |= {"policy_frequency": 2, "anneal_lr": True, "train_frequency": 2, "total_timesteps": 3}
+    run = learn(script, agent, [row_of_one(script, terminated=True)], **settings)
+    close(run.all_logged["critic_loss"], [1 + 2.5**2])
+    assert "actor_loss" not in run.all_logged
+    close(run.parts["critic_optimizer"].param_groups[0]["lr"], 0.01 / 3)
+    close(numbers_of(agent.critics[0]), [0.99, 1.99, -0.01])
+    close(numbers_of(agent.critics[1]), [0.01, -2.99, 0.01])
     close(numbers_of(agent.target_critics[0]) + numbers_of(agent.actor), [2, 9, 0, 0.5, 0])
 
 
 @catches(
-    "updates_due, fewer transitions than a batch: max(args.learning_starts, args.batch_size) -> args.learning_starts",
-    "updates_due, gradient steps forgotten: rounds * args.gradient_steps + 1) -> rounds + 1)",
-    "updates_due, one too early: args.batch_size) // -> args.batch_size) // args.train_frequency - 1 //",
-    "updates_due, at every step: rounds = max(0, step // args.train_frequency -> rounds = max(0, step",
-    "updates_due, numbered from 0: range(rounds_before * args.gradient_steps + 1, -> "
-    "range(rounds_before * args.gradient_steps,",
+    "num_updates, fewer transitions than a batch: max(args.learning_starts, args.batch_size) -> args.learning_starts",
+    "num_updates, gradient steps forgotten: max(0, rounds) * args.gradient_steps -> max(0, rounds)",
+    "num_updates, one too early: - random_steps // -> - (random_steps - 1) //",
+    "num_updates, at every step: rounds = step // args.train_frequency -> rounds = step",
+    "num_updates, less than none: max(0, rounds) -> rounds",
 )
-def test_updates_due(script):
+def test_num_updates(script):
     """learning_starts = 10: the first update comes in step 11. With train_frequency 4 they come in 12, 16, 20, …
 
     With 3 gradient steps, the first round is updates 1, 2, 3 in step 12, the second 4, 5, 6 in step 16.
     """
-    cases = [  # settings, steps taken before and after, numbers of the updates
-        ({}, (10, 11), [1]),
-        ({}, (8, 13), [1, 2, 3]),
-        ({"train_frequency": 4}, (10, 20), [1, 2, 3]),
-        ({"train_frequency": 4}, (12, 15), []),
-        ({"train_frequency": 4, "gradient_steps": 3}, (8, 17), [1, 2, 3, 4, 5, 6]),
-        ({"batch_size": 15}, (10, 17), [1, 2]),  # no batch of 15 from fewer than 15
+    cases = [  # settings, {steps taken: updates made}
+        ({}, {0: 0, 10: 0, 11: 1, 13: 3}),
+        ({"train_frequency": 4}, {8: 0, 11: 0, 12: 1, 15: 1, 16: 2, 20: 3}),
+        ({"train_frequency": 4, "gradient_steps": 3}, {0: 0, 12: 3, 17: 6}),
+        ({"batch_size": 15}, {11: 0, 15: 0, 16: 1, 17: 2}),  # no batch of 15 from fewer than 15
     ]
-    for settings, (before, after), due in cases:
+    for settings, updates in cases:
         args = script.Args(**{"learning_starts": 10, "batch_size": 4} | settings)
-        assert [*script.updates_due(before, after, args)] == due
-        half = (before + after) // 2  # it does not matter how many environments step at once
-        assert [*script.updates_due(before, half, args), *script.updates_due(half, after, args)] == due
+        assert {step: script.num_updates(step, args) for step in updates} == updates
 
 
 @catches(
-    "next_noise, goes on in the next episode: noise[reset_rows] = 0 -> 0",
-    "next_noise, theta and 1 - theta exchanged: (1 - theta) * noise -> theta * noise",
-    'next_noise, Gaussian noise lasts: if args.noise == "ou" else 1.0 -> if True else 1.0',
+    "next_noise, goes on in the next episode: noise[dones] = 0 -> 0",
+    "next_noise, theta and 1 - theta exchanged: (1 - args.ou_theta) * noise -> args.ou_theta * noise",
+    'next_noise, Gaussian noise lasts: if args.noise == "gaussian" -> if False',
 )
 def test_exploration_noise(script):
     """x <- (1 - theta) x + sigma N: without sigma, 0.8 fades to 0.6 with theta = 0.25; a reset row makes it 0."""
@@ -171,13 +168,34 @@ def test_exploration_noise(script):
 
 
 @catches(
-    "ActorCritic.to_env, not stretched: low + share * (high - low) -> actions.reshape(-1, *space.shape)",
+    "ActorCritic.to_env, not stretched: self.action_scale * actions + self.action_bias -> actions",
+    "ActorCritic.to_env, beyond the bounds by rounding: np.clip(actions, space.low, space.high) -> actions",
 )
 def test_actions_are_stretched_to_the_bounds(script):
-    """-1 -> low, 0 -> the middle, 1 -> high, in each dimension."""
+    """-1 -> low, 0 -> the middle, 1 -> high, in each dimension; not beyond, where a sum is rounded."""
     low, high = np.array([[-1, 0], [10, -0.1]]), np.array([[1, 5], [30, 0.3]])
     agent = new_agent(script, action_space=spaces.Box(low, high, dtype=np.float64))
     close(agent.to_env(np.array([[-1] * 4, [0] * 4, [1] * 4], np.float32)), [low, (low + high) / 2, high])
+    low, width = np.random.default_rng(1).uniform(0, 1, (2, 100))
+    agent = new_agent(script, action_space=spaces.Box(low, low + width, dtype=np.float64))
+    assert all(agent.action_space.contains(action) for action in agent.to_env(np.array([[-1] * 100, [1] * 100])))
+
+
+@catches(
+    "ActorCritic.observe_batch, by the variance: math.sqrt( -> (",
+    "ActorCritic.observe_batch, not clipped: .clamp(-10, 10) -> ",
+    "ActorCritic.update_statistics, never counted: self.return_stats.update( -> len(",
+)
+def test_rewards_are_scaled_when_they_are_sampled(script):
+    """Discounted returns 1, 3, then 5, 7: their variance is 1, then (9 + 1 + 1 + 9) / 4 = 5.
+
+    A reward of 4 counts as 4, then as 4 / sqrt 5 = 1.788854. It stays 4 in the buffer. At most 10 are left of it.
+    """
+    agent = new_agent(script, ONE, ONE, normalize_reward=True)
+    batch = row_of_one(script)._replace(rewards=torch.tensor([4.0, -99]))
+    for returns, rewards in (([1.0, 3], [4, -10]), ([5, 7], [1.788854, -10])):
+        agent.update_statistics(None, np.array(returns))
+        close(agent.observe_batch(batch).rewards, rewards)
 
 
 # -------------------------------------------------------------------------- against slow and obvious versions of it
@@ -188,7 +206,7 @@ COMMON |= {"actor_learning_rate": 0.02, "critic_learning_rate": 0.01, "hidden_si
 COMMON |= {"exploration_noise": 0.8, "checkpoint_every": 20}
 TRAININGS = [
     {"noise": "ou", "normalize_obs": True, "anneal_lr": True, "target_noise": 0.6, "gradient_steps": 2,
-     "train_frequency": 3},
+     "train_frequency": 3, "max_grad_norm": 0.05, "normalize_reward": True},
     {"twin_q": False, "target_noise": 0.0, "policy_frequency": 1, "hidden_sizes": ()},
     {"policy_frequency": 3, "learning_starts": 0, "train_frequency": 2, "num_envs": 3},
 ]  # fmt: skip
@@ -214,7 +232,7 @@ def slow_training(number):
     def q(critic, obs, actions):
         return critic(torch.cat([obs, actions], 1))[:, 0]
 
-    def update(number, rng, batch):
+    def update(number, rng, batch, left):
         o, a, r, next_o, over = batch
         with torch.no_grad():
             next_a = target_actor(next_o)
@@ -225,20 +243,19 @@ def slow_training(number):
             y = torch.tensor([r[b] + (0 if over[b] else 0.9 * future[b]) for b in range(4)], dtype=torch.float32)
         values = [q(critic, o, a) for critic in critics]
         loss = sum(nn.functional.mse_loss(value, y) for value in values)
-        descend(critic_adam, loss)
+        descend(critic_adam, loss, left * args.critic_learning_rate, args.max_grad_norm)
         figures["critic_loss"].append(loss.item())
         figures["value_mean"].append(torch.cat(values).mean().item())
         if number % args.policy_frequency == 0:
             loss = -q(critics[0], o, actor(o)).mean()
-            descend(actor_adam, loss)
+            descend(actor_adam, loss, left * args.actor_learning_rate, args.max_grad_norm)
             figures["actor_loss"].append(loss.item())
             for target, source in ((target_actor, actor), (target_critics, critics)):
                 for slow, fast in zip(target.parameters(), source.parameters()):
                     slow.data = 0.1 * fast.data + 0.9 * slow.data
 
     act = lambda obs, noise: (actor(obs).detach().numpy() + noise).clip(-1, 1)
-    adams = {actor_adam: args.actor_learning_rate, critic_adam: args.critic_learning_rate}
-    returns = tools.play_slowly(args, adams, act, update)
+    returns = tools.play_slowly(args, act, update)
     return figures, [flat(network) for network in (actor, critics, target_actor, target_critics)], returns
 
 
@@ -246,26 +263,33 @@ def slow_training(number):
     "ActorCritic.observe, not normalised: obs if self.obs_stats is None -> obs if True",
     "ActorCritic.__init__, one critic is a copy of the other: for _ in range(num_critics)) -> "
     "for _ in range(num_critics)); self.critics[-1].load_state_dict(self.critics[0].state_dict())",
-    "ActorCritic.observe_batch, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
-    "next_obs=batch.next_obs",
+    "ActorCritic.observe_batch, next observations as they are: self.observe(batch.next_obs) -> batch.next_obs",
     "ActorCritic.__init__, the actor's target is the actor: copy.deepcopy(self.actor) -> self.actor",
     "ActorCritic.__init__, the critics' targets are the critics: copy.deepcopy(self.critics) -> self.critics",
     "bellman_targets, one noise for all rows: standard_normal(next_actions.shape, -> standard_normal((1, 2),",
     "bellman_targets, noise bound forgotten: args.noise_clip) -> 99.0)",
-    "train, actor's gradients add up: actor_optimizer.zero_grad() -> 0",
-    'train, actor\'s rate not annealed: actor_optimizer.param_groups[0]["lr"] = -> unused =',
+    "update_actor, gradients add up: optimizer.zero_grad() -> 0",
+    "train, actor's rate not annealed: actor_scheduler.step() -> 0",
+    "update_critics, gradients not shortened: agent.critics.parameters(), args.max_grad_norm -> "
+    "agent.critics.parameters(), 1e9",
+    "update_actor, gradients not shortened: agent.actor.parameters(), args.max_grad_norm -> "
+    "agent.actor.parameters(), 1e9",
     "train, next observations twice: buffer.add(obs, -> buffer.add(next_obs,",
     "train, overwritten by the next step: obs.copy() -> obs",
-    "train, truncation counts as an end: actions, rewards, terminated, -> actions, rewards, terminated | truncated,",
-    "train, reset rows stored: truncated, reset_rows, next_obs) -> truncated, reset_rows & False, next_obs)",
-    "train, reset rows are steps: (step_before, run.step, args) -> (step_before, step_before + args.num_envs, args)",
-    "train, a random action too many: run.step >= args.learning_starts -> run.step > args.learning_starts",
+    "train, truncation counts as an end: next_obs, terminated, reset -> next_obs, terminated | truncated, reset",
+    "train, reset rows stored: terminated, reset_rows=dones -> terminated, reset_rows=dones & False",
+    "train, reset rows are steps: truncated, reset_rows=dones -> truncated, reset_rows=dones & False",
+    "train, a random action too many: run.step < args.learning_starts -> run.step <= args.learning_starts",
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
-    "train, noise goes on in the next episode: next_noise(noise, reset_rows, -> next_noise(noise, reset_rows & False,",
-    "train, ends outlive a restart: reset_rows = np.zeros(args.num_envs, bool) -> "
-    "reset_rows = reset_rows if run.step else np.zeros(args.num_envs, bool)",
-    "train, statistics of what comes next: update(obs[ -> update(next_obs[",
-    "train, reset rows counted in the statistics: obs[~reset_rows] -> obs",
+    "train, noise goes on in the next episode: next_noise(noise, dones, -> next_noise(noise, dones & False,",
+    "train, noise outlives a restart: noise = np.zeros(noise.shape) -> 0",
+    "train, sums of rewards outlive a restart: discounted = np.zeros(args.num_envs)\n    return -> return",
+    "train, sums of rewards outlive an end: discounted * ~dones -> discounted",
+    "train, sums of resets counted: discounted[~dones] -> discounted",
+    "ActorCritic.observe_batch, rewards as they are: rewards=rewards -> rewards=batch.rewards",
+    "train, statistics of what comes next: update_statistics(obs[ -> update_statistics(next_obs[",
+    "train, reset rows counted in the statistics: obs[~dones], -> obs,",
+    "train, seen before acting: actions = agent -> agent.update_statistics(obs, rewards); actions = agent",
 )
 def test_training(script):
     """Every weight, figure and return is that of the slow version above, whatever the options; also where environments
@@ -274,10 +298,10 @@ def test_training(script):
     for number, options in enumerate(TRAININGS):
         figures, networks, returns = slow_training(number)
         run = tools.rehearse_drift(script, **COMMON | options)
-        close([total for _, total in run.episodes], returns)
-        assert set(run.logged) == set(figures) and len(figures["critic_loss"]) > 10
+        close(run.episodes["return"], returns)
+        assert set(run.all_logged) == set(figures) and len(figures["critic_loss"]) > 10
         for name in figures:
-            close(run.logged[name], figures[name], atol=1e-3)
+            close(run.all_logged[name], figures[name], atol=1e-3)
         agent = run.agent
         for ours, slow in zip((agent.actor, agent.critics, agent.target_actor, agent.target_critics), networks):
             close(flat(ours), slow, atol=1e-3)
@@ -291,6 +315,36 @@ def test_training(script):
 def test_images_have_a_cnn_for_each_network(script, shape):
     """Whether channels come first or last."""
     tools.check_cnns(script, shape)
+
+
+@catches(
+    "train, critics in eval mode: make_agent(args, envs).train() -> make_agent(args, envs)",
+    "train, plays in train mode: agent.actor.eval() -> 0",
+    "update_actor, plays in train mode afterwards: agent.actor.eval() -> 0",
+    "update_actor, in eval mode: agent.actor.train() -> 0",
+)
+def test_dropout_would_belong_to_the_losses(script):
+    """What an agent acts with is in eval mode."""
+    tools.check_modes(script)
+
+
+@catches(
+    "ActorCritic.act, one observation is taken for a batch: if obs.shape[1:] != self.observation_shape -> if False",
+    "make_box_agent, the largest number is a bound: > 1e30 -> == np.inf",
+)
+def test_odd_worlds(script):
+    """What Gymnasium takes is taken; what cannot be is refused."""
+    tools.check_odd_worlds(script)
+
+
+def test_processes_change_nothing(script, tmp_path, monkeypatch):
+    """Environments in processes of their own give the same numbers."""
+    contents = []
+    for number, flag in enumerate(("", "--async-envs")):
+        monkeypatch.chdir((tmp_path / str(number)).mkdir() or tmp_path / str(number))
+        assert command(script, f"{RUN} --total-timesteps 40 --no-progress --run-dir run {flag}") == 0
+        contents.append(content(script))
+    assert contents[0] == contents[1]
 
 
 # -------------------------------------------------------------------------------- worlds whose right answer is known
@@ -319,17 +373,23 @@ def test_small_worlds_are_learnt(script, algorithm, end, value):
 
 # ------------------------------------------------------------------------------------------------------- whole runs
 
-RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 "
-RUN += "--max-episode-steps 25 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
-RUN += "--normalize-obs --noise ou"
+RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 20 --buffer-size 60 "
+RUN += "--max-episode-steps 10 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--normalize-obs --normalize-reward --anneal-lr --noise ou"
 
 
+@catches(
+    "train, updates numbered anew: updates = num_updates(run.step, args) -> updates = 0",
+    "train, an optimiser is not saved: **optimizers -> actor_optimizer=actor_optimizer",
+)
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """A resumed run ends as an unbroken one, bit for bit; --evaluate changes nothing."""
     kill_and_resume(script, RUN, 37, monkeypatch, tmp_path)
     before = content(script)
     assert command(script, "--evaluate run --eval-episodes 2") == 0 and content(script) == before
     assert "best weights: " in capsys.readouterr().out
+    assert command(script, "--resume run --total-timesteps 999") == 2  # the schedule has ended
+    assert "total_timesteps" in capsys.readouterr().err
 
 
 @catches(
@@ -353,9 +413,8 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
     lander = {"env_id": "LunarLanderContinuous-v3"}  # tuned: DDPG with noise on the target's actions
     assert tuned(**lander) == tuned(**lander, algorithm="ddpg") == ("ddpg", 0.2, False, 1)
     with mock.patch.dict(script.TUNED, {"Acrobot-v1": {"algorithm": "ddpg", "target_noise": 0.1}}):
-        assert (
-            tuned(env_id="Acrobot-v1") == ("ddpg", 0.1, False, 1) and tuned(env_id="Acrobot-v1", algorithm="td3") == td3
-        )
+        assert tuned(env_id="Acrobot-v1") == ("ddpg", 0.1, False, 1)
+        assert tuned(env_id="Acrobot-v1", algorithm="td3") == td3
     assert tuned(**lander, policy_frequency=3) == ("ddpg", 0.2, False, 3)
     assert tuned(algorithm="ddpg", twin_q=True) == ("ddpg", 0.0, True, 1)
     assert tuned(target_noise=0.0) == ("td3", 0.0, True, 2)
@@ -368,14 +427,14 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
 def test_refused(script, tmp_path, monkeypatch, capsys):
     """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
-    refused = {"env-id CartPole-v1": "bounded Box actions", "buffer-size 10": "batch_size", "tau 1.5": "tau"}
+    refused = {"env-id CartPole-v1": "Box actions of floats, bounded", "buffer-size 10": "batch_size"}
+    refused |= {"buffer-size 1e14": "GiB", "wrappers gymnasium.wrappers.NormalizeReward": "--normalize-reward"}
     refused |= {"algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2": "give target_noise=0.0 twin_q=False"}
     for flags, words in refused.items():
-        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2 and not list(
-            tmp_path.iterdir()
-        )
+        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2
         err = capsys.readouterr().err
-        assert words in err and err.count("\n") == 1
+        assert words in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert 2 * 96 * 96 * 3 * script.tuned(env_id="CarRacing-v3").buffer_size < 8e9  # it fits into 16 GiB
     images = mock.Mock(single_observation_space=spaces.Box(0, 255, (36, 36, 3), np.uint8), single_action_space=BOX)
     with pytest.raises(script.UserError, match="normalize_obs"):
         script.make_agent(script.Args(normalize_obs=True), images)

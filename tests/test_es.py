@@ -79,8 +79,9 @@ def test_ranks(script):
 
 
 @catches(
-    "shape_fitness, not standardised: (returns - returns.mean()) / returns.std() -> returns",
+    "shape_fitness, not standardised: (returns - returns.mean()) / (returns.std() or 1.0) -> returns",
     "shape_fitness, sample deviation: returns.std() -> returns.std(ddof=1)",
+    "shape_fitness, divided by 0: (returns.std() or 1.0) -> returns.std()",
     "shape_fitness, mean not taken away: (returns - returns.mean()) -> returns",
     "shape_fitness, eight of 0.07 x 100: round(elite * len(returns), 6) -> elite * len(returns)",
     "shape_fitness, rounded down: math.ceil -> math.floor",
@@ -95,6 +96,7 @@ def test_fitness(script):
     """
     returns = np.array([1.0, 3.0, 2.0, 6.0])
     close(script.shape_fitness(np.array([1.0, 3.0, 3.0, 5.0]), "standardized"), np.array([-2, 0, 0, 2]) / math.sqrt(2))
+    close(script.shape_fitness(np.full(4, 3.3), "standardized"), np.zeros(4))
     close(script.shape_fitness(returns, "raw"), returns)
     close(script.shape_fitness(returns, "raw", elite=0.5), [0, 1, 0, 4])  # 3 - 2 and 6 - 2
     close(script.shape_fitness(returns, "raw", elite=0.3), [0, 1, 0, 4])
@@ -131,7 +133,9 @@ def test_ars(script):
     'make_optimizer, downhill: True, "fused" -> False, "fused"',
     "make_optimizer, no weight decay: args.weight_decay, -> 0.0,",
     'make_optimizer, always Adam: == "ascent" -> == "sgd"',
-    "move_theta, steps where nothing can be learnt: if returns.std() > 1e-6: -> if returns.std() > -1:",
+    "move_theta, steps where nothing can be learnt: if gradient.any(): -> if True:",
+    "move_theta, rewards have a unit: if gradient.any(): -> if returns.std() > 1e-6:",
+    "ars_gradient, rewards have a unit: pairs[top].std() or 1.0 -> max(pairs[top].std(), 1e-8)",
     "move_theta, ARS forgotten: if args.ars: -> if False:",
 )
 def test_step(script):
@@ -142,7 +146,10 @@ def test_step(script):
 
     Weight decay: the gradient (1, -6) / 2 of test_gradient, minus 0.5 theta, is (0.5 - 0.5, -3 - 1); times 0.1.
     Adam's first step is the learning rate times the sign: 0.1 (0, -1). Equal returns leave theta as it is, and Adam's
-    moments and its count of steps. ARS with the better of two directions: 4 / (1 x 2) times (1, 0), deviation 2.
+    moments and its count of steps; so do three equally best of four, where the elite is half: none is better than the
+    best outside. ARS with the better of two directions: 4 / (1 x 2) times (1, 0), deviation 2. Ranks of 4, 1, 0, 2:
+    1/2, -1/6, -1/2, 1/6; (2/3 (1, 0) - 2/3 (1, 3)) / (4 x 0.5) = (0, -1). These two have no unit: a billionth of the
+    returns gives the same step.
     """
 
     def step(theta, *generations, **given):
@@ -151,31 +158,36 @@ def test_step(script):
         optimizer, thetas = script.make_optimizer(args, policy), []
         for returns in generations:
             noise = np.array([[1.0, 0.0], [1.0, 3.0]], np.float32)[: len(returns) // 2, : len(theta)]
-            figures = script.move_theta(policy, optimizer, np.array(returns), noise, args)
+            metrics = script.move_theta(policy, optimizer, np.array(returns), noise, args)
             thetas.append(policy.theta.tolist())
-        return thetas, figures, optimizer
+        return thetas, metrics, optimizer
 
     close(step([0.0], [1.0, 3.0], [3.0, 3.0], [40.0, 20.0], fitness="standardized")[0], [[-0.2], [-0.2], [0]])
     returns = [4.0, 1.0, 0.0, 2.0]
-    thetas, figures, _ = step([1.0, 2.0], returns, weight_decay=0.5)
+    thetas, metrics, _ = step([1.0, 2.0], returns, weight_decay=0.5)
     close(thetas, [[1, 2 - 0.4]])
-    close(list(figures.values()), [math.hypot(0.5, 3), 0.4, math.hypot(1, 1.6)])
-    thetas, figures, adam = step([1.0, 2.0], returns, [3.3] * 4, optimizer="adam", weight_decay=0.5)
+    close(list(metrics.values()), [math.hypot(0.5, 3), 0.4, math.hypot(1, 1.6)])
+    thetas, metrics, adam = step([1.0, 2.0], returns, [3.3] * 4, optimizer="adam", weight_decay=0.5)
     close(thetas, [[1, 1.9], [1, 1.9]])
-    assert adam.state_dict()["state"][0]["step"] == 1 and figures["update_norm"] == figures["gradient_norm"] == 0
-    close(step([0.0, 0.0], [4.0, 0.0, 1.0, 2.0], ars=True, top_directions=1)[0], [[0.1 * 4 / 2, 0]])
+    assert adam.state_dict()["state"][0]["step"] == 1 and metrics["update_norm"] == metrics["gradient_norm"] == 0
+    thetas, _, adam = step([1.0, 2.0], [0.0, 1.0, 0.0, 2.0], [7.0, 7.0, 7.0, 1.0], optimizer="adam", elite=0.5)
+    assert thetas[0] == thetas[1] and adam.state_dict()["state"][0]["step"] == 1
+    for unit in (1, 1e-9):
+        small = [unit * x for x in returns]
+        close(step([0.0, 0.0], small, fitness="centered-rank")[0], [[0, -0.1]])
+        close(step([0.0, 0.0], [unit * x for x in (4, 0, 1, 2)], ars=True, top_directions=1)[0], [[0.1 * 4 / 2, 0]])
 
 
 def policy_for(script, observation_space=None, action_space=None, **given):
-    """An untrained Policy, of two inputs and two actions unless something else is said."""
+    """An untrained FlatPolicy, of two inputs and two actions unless something else is said."""
     vectors = spaces.Box(-np.inf, np.inf, (2,))
     args = script.Args(**{"hidden_sizes": ()} | given)
-    return script.Policy(observation_space or vectors, action_space or spaces.Discrete(2), args)
+    return script.FlatPolicy(observation_space or vectors, action_space or spaces.Discrete(2), args)
 
 
 @catches(
-    "Policy.layers, inputs and outputs exchanged: (outputs, inputs)), biases -> (inputs, outputs)).mT, biases",
-    "Policy.layers, biases of the layer before: biases = parameters[..., first : first + outputs] -> "
+    "FlatPolicy.layers, inputs and outputs exchanged: (outputs, inputs)), biases -> (inputs, outputs)).mT, biases",
+    "FlatPolicy.layers, biases of the layer before: biases = parameters[..., first : first + outputs] -> "
     "biases = parameters[..., :outputs]",
     "forward, no tanh: x = x.tanh() -> pass",
     "forward, tanh of the inputs: if i > 0: -> if True:",
@@ -206,14 +218,16 @@ def test_two_policies_side_by_side(script):
 
 
 @catches(
-    "Policy.to_env, start of a Discrete forgotten:  + space.start -> ",
-    "Policy.to_env, not squashed: if space.is_bounded(): -> if False:",
-    "Policy.to_env, squashed where there is no bound: if space.is_bounded(): -> if not self.discrete:",
-    "Policy.to_env, integers cut off: np.rint(actions) -> actions",
+    "FlatPolicy.to_env, start of a Discrete forgotten:  + space.start -> ",
+    "FlatPolicy.to_env, not squashed: np.where(self.bounded, squashed, outputs) -> outputs",
+    "FlatPolicy.to_env, squashed where there is no bound: np.where(self.bounded, squashed, outputs) -> squashed",
+    "is_bounded, all dimensions or none: .ravel() -> .all()",
+    "FlatPolicy.to_env, integers cut off: np.rint(actions) -> actions",
 )
 def test_actions_as_the_space_says(script):
-    """A Discrete action is the argmax, shifted; a Box action is squashed into its bounds, or clipped; integers round:
-    in [0, 4], tanh(0.5) = 0.4621 is 2 + 2 x 0.4621 = 2.924, of integers 3."""
+    """A Discrete action is the argmax, shifted. A dimension of a Box that has two bounds is squashed into them, others
+    are clipped; integers are rounded: in [0, 4], tanh(0.5) = 0.4621 is 2 + 2 x 0.4621 = 2.924, of integers 3. Where
+    both bounds are 2, the action is 2; where they are float32's largest numbers, there is none."""
     to_env = lambda space, outputs: policy_for(script, action_space=space).to_env(torch.tensor(outputs))
     assert to_env(spaces.Discrete(3, start=5), [[0, 2, 1], [3, 2, 1.0]]).tolist() == [6, 5]
     space = spaces.Box(np.array([[-1], [0]], np.float32), np.array([[1], [4]], np.float32))
@@ -224,8 +238,10 @@ def test_actions_as_the_space_says(script):
     assert actions.tolist() == [[3, 1]] and actions.dtype == np.int64
     # 127 + 128 is more than an int8 can hold; -0.5 + 127.5 x 0.4621 = 58.4
     assert to_env(spaces.Box(-128, 127, (2,), np.int8), [[0.5, -99.0]]).tolist() == [[58, -128]]
-    half = spaces.Box(np.array([0, -np.inf]), np.array([np.inf, 1]), dtype=np.float64)
-    close(to_env(half, [[-2.0, 3], [5, -6]]), [[0, 1], [5, -6]])
+    largest = np.finfo(np.float32).max
+    low, high = np.array([0, -np.inf, 0, 2, -largest]), np.array([np.inf, 1, 4, 2, largest])
+    actions = to_env(spaces.Box(low, high, dtype=np.float64), [[-2.0, 3, 0.5, 9, 9], [5, -6, -99, -9, -9]])
+    close(actions, [[0, 1, 2.924234, 2, 9], [5, -6, 0, 2, -9]])
 
 
 @catches(
@@ -234,7 +250,8 @@ def test_actions_as_the_space_says(script):
     "ObservationStats.forward, not clipped: x.clamp(-10, 10) -> x",
     "ObservationStats.add, the last ones only: self.sums += -> self.sums = 0 * self.sums +",
     "sums_of, squares forgotten: x**2 -> x",
-    "Policy.act, not normalised: self.features(obs) -> torch.from_numpy(obs).float()",
+    "FlatPolicy.act, not normalised: self.features(obs) -> torch.from_numpy(obs).float()",
+    "FlatPolicy.act, one observation for a batch: if obs.shape[1:] != self.observation_shape: -> if False:",
 )
 def test_normalised_observations(script):
     """Four observations; sums 8, 0, 4 and of squares 52, 4, 4: means 2, 0, 1, variances 13 - 4 = 9, 1, 0."""
@@ -246,6 +263,11 @@ def test_normalised_observations(script):
     close(policy.features(np.array([[5.0, -0.5, 1], [200, -200, 1.5]])), [[1, -0.5, 0], [10, -10, 10]])
     policy.theta[3] = 1.0  # the second action for numbers above 0: of 1 and 3 only for 3, which becomes 1/3
     assert policy.act(np.array([[1.0, 0, 0], [3, 0, 0]])).tolist() == [0, 1]
+    try:
+        policy.act(np.array([3.0, 0, 0]))
+        raise AssertionError("taken for a batch")
+    except (ValueError, RuntimeError) as error:
+        assert "act(obs[None])[0]" in str(error)
 
 
 # ------------------------------------------------------------------------------------- a population in environments
@@ -253,7 +275,7 @@ def test_normalised_observations(script):
 
 @catches(
     "play_candidates, plays on after a truncation: ~(terminated | truncated) -> ~terminated",
-    "play_candidates, steps of the finished counted: np.count_nonzero(playing) -> len(playing)",
+    "play_candidates, steps of the finished counted: steps += playing -> steps += 1",
     "play_candidates, observations of the finished: seen[playing] += sums_of(obs[playing]) -> seen += sums_of(obs)",
     "OneEpisode.step, slots play on: if self.over: -> if False:",
     "OneEpisode.step, after a truncation: self.over = terminated or truncated -> self.over = terminated",
@@ -265,19 +287,18 @@ def test_a_population_of_four(script):
     The slots of candidates 0 and 1 are neither counted, stepped nor begun anew while the others go on.
     """
     policy = policy_for(script, spaces.Box(-99, 99, (3,)), normalize_obs=True)
-    args, run = script.Args(max_episode_steps=9), SimpleNamespace(step=0, check_finite=lambda **values: None)
+    args, run = script.Args(max_episode_steps=9), SimpleNamespace(check_finite=lambda **values: None)
     plans = (1, "t"), (2, "c"), (6, "b"), (6, "t")
     worlds = gym.vector.SyncVectorEnv([lambda plan=plan: Walk([plan]) for plan in plans])
     with mock.patch.object(script.gym, "make_vec", lambda *_, **__: worlds):
         envs = script.make_envs(args, 4)
     for expected in ([1, 3, 21, 21], [11, 23, 81, 81]):
         candidates, seeds = torch.zeros(4, 8), np.array([3, 4])
-        returns, steps, seen = script.play_candidates(policy, candidates, np.arange(4), envs, seeds, args, run)
-        close(returns, expected)
-        close(steps, [1, 2, 6, 6])
-        close(seen[:, 0, 2], [1, 2, 6, 6])  # observations acted upon; their third entries are 0, 1, … 5
-        close(seen[3, 1:, 2], [15, 55])  # sum and sum of squares of these
-    assert run.step == 2 * 15
+        played = script.play_candidates(policy, candidates, np.arange(4), envs, seeds, args, run)
+        close(played["returns"], expected)
+        close(played["steps"], [1, 2, 6, 6])
+        close(played["seen"][:, 0, 2], [1, 2, 6, 6])  # observations acted upon; their third entries are 0, 1, … 5
+        close(played["seen"][3, 1:, 2], [15, 55])  # sum and sum of squares of these
 
 
 class ChanceInBox(Chance):
@@ -296,12 +317,12 @@ TRAININGS = [
     (ChanceInBox, {"optimizer": "ascent", "learning_rate": 0.4, "fitness": "raw", "episodes_per_candidate": 1}),
     (ChanceInBox, {"action_noise": 0.5, "normalize_obs": True, "hidden_sizes": (4, 3), "sigma": 0.3}),
 ]
-FIGURES = "population_mean", "return_std", "return_max", "gradient_norm", "update_norm", "weight_norm"
+METRICS = "population_mean", "return_std", "return_max", "gradient_norm", "update_norm", "weight_norm"
 
 
 @cache
 def slow_training(number):
-    """What `train` does, candidate by candidate and step by step. Returns theta, the FIGURES of each generation, the
+    """What `train` does, candidate by candidate and step by step. Returns theta, the METRICS of each generation, the
     (step, return) of all candidates, and the observations that were acted upon.
     """
     import es  # as it is: `script` may have a mistake
@@ -311,7 +332,7 @@ def slow_training(number):
     sizes = [2, *args.hidden_sizes, 2 if world is Chance else 1]
     torch.manual_seed(args.seed)
     theta = es.first_theta(sizes).double().numpy()
-    m, v, figures, episodes, all_seen, step = 0, 0, [], [], [], 0
+    m, v, metrics, episodes, all_seen, step = 0, 0, [], [], [], 0
 
     def outputs_of(parameters, obs):
         x, first = np.array(obs, float), 0
@@ -350,8 +371,8 @@ def slow_training(number):
         adam = args.learning_rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-5)
         change = adam if args.optimizer == "adam" else args.learning_rate * ascent
         theta = theta + change
-        figures.append([returns.mean(), returns.std(), returns.max(), *map(np.linalg.norm, (gradient, change, theta))])
-    return theta, figures, episodes, all_seen
+        metrics.append([returns.mean(), returns.std(), returns.max(), *map(np.linalg.norm, (gradient, change, theta))])
+    return theta, metrics, episodes, all_seen
 
 
 @catches(
@@ -363,8 +384,9 @@ def slow_training(number):
     "play_candidates, acts with another's weights: policy.layers(candidates) -> policy.layers(candidates.flip(0))",
     "play_candidates, final observations as well: steps += playing -> steps += playing\n"
     "        seen += sums_of(obs) * playing[:, None, None]",
-    "play_generation, sum of the episodes: returns / len(episode_seeds) -> returns",
-    "play_generation, last episode: all_returns[numbers] += -> all_returns[numbers] =",
+    'train, sum of the episodes: played["returns"] / args.episodes_per_candidate -> played["returns"]',
+    "play_generation, last episode: played[name][numbers] += -> played[name][numbers] =",
+    "count_candidates, sum of the episodes: total / episodes, -> total,",
     "play_generation, all episodes start alike: envs, seeds, -> envs, episode_seeds[0],",
     "draw_noise, the same for all: np.random.default_rng(seed) -> np.random.default_rng(seeds[0])",
     "draw_noise, the process's generator: np.random.default_rng(seed) -> np.random.default_rng()",
@@ -374,22 +396,23 @@ def slow_training(number):
     "draw_action_noise, no temperature: args.action_noise * noise -> noise",
     "draw_action_noise, normal for logits: rng.gumbel(size=shape) if policy.discrete else rng -> rng",
     "draw_action_noise, one for all candidates: noise, dtype -> noise[:1].repeat(len(noise), 0), dtype",
-    "train, statistics never updated: policy.obs_stats.add(seen) -> pass",
-    "train, statistics before the step: figures = move_theta -> policy.obs_stats and policy.obs_stats.add(seen); "
-    "figures = move_theta",
+    'train, statistics never updated: policy.obs_stats.add(played["seen"].sum(0)) -> pass',
+    "train, statistics before the step: metrics = move_theta -> policy.obs_stats and policy.obs_stats.add("
+    'played["seen"].sum(0)); metrics = move_theta',
 )
 def test_training(script):
-    """Three generations: every weight, sum, figure and return is that of the slow version above, whatever the options.
+    """Three generations: every weight, sum, metric and return is that of the slow version above, whatever the options.
 
     The slots play on after a candidate's end, as those of a native vector environment do.
     """
     for number, (world, options) in enumerate(TRAININGS):
-        theta, figures, episodes, seen = slow_training(number)
+        theta, metrics, episodes, seen = slow_training(number)
         run = rehearse(script, world, **COMMON | options)
         close(run.agent.theta, theta, atol=1e-3)
-        close(run.episodes, episodes, atol=1e-3)
+        close(np.transpose([run.episodes["step"], run.episodes["return"]]), episodes, atol=1e-3)
         assert run.step == episodes[-1][0] == len(seen)
-        close([run.logged[name] for name in FIGURES], np.transpose(figures), atol=1e-3)
+        close(sum(run.episodes["length"]), len(seen) / run.args.episodes_per_candidate)
+        close([run.all_logged[name] for name in METRICS], np.transpose(metrics), atol=1e-3)
         if run.agent.obs_stats is not None:
             close(run.agent.obs_stats.sums[:, 1], [len(seen), *(np.sum(np.power(seen, k), 0)[1] for k in (1, 2))])
 
@@ -398,13 +421,13 @@ def test_training(script):
 
 
 @catches(
-    "play_generation, steps of this process: int(all_steps.sum()) -> int(all_steps[numbers].sum())",
+    "play_generation, steps of this process: for name in played:\n            played[name][theirs] -> "
+    'for name in ("returns", "seen"):\n            played[name][theirs]',
     "play_generation, noise of other pairs: noise[pairs] -> noise[: len(pairs)]",
-    "play_generation, returns of this process: all_returns[theirs] = returns[theirs] -> pass",
-    "play_generation, observations of this process: all_seen[theirs] = seen[theirs] -> pass",
+    "play_generation, returns of this process: played[name][theirs] = arrays[name][theirs] -> pass",
     "play_candidates, actions drawn by process: action_noise[numbers] -> action_noise[: len(numbers)]",
     "play_candidates, first states by process: seeds[numbers[::2] // 2] -> seeds[: len(numbers) // 2]",
-    "candidates_of_this_process, CartPole's states by process: if native else -> if False else",
+    "candidates_of_this_process, CartPole's states by process: if is_native(envs) else -> if False else",
     "candidates_of_this_process, everybody plays all: processes)[rank] -> 1)[0]",
 )
 def test_a_generation_does_not_depend_on_the_processes(script):
@@ -418,21 +441,21 @@ def test_a_generation_does_not_depend_on_the_processes(script):
         noise_seeds, (episode_seeds, *_) = script.draw_seeds(args, 3)
 
         def generation(rank=0, processes=1, exchange=lambda value: [value]):
-            run = SimpleNamespace(step=0, check_finite=lambda **values: None)
+            run = SimpleNamespace(check_finite=lambda **values: None)
             with mock.patch.multiple(script, process=lambda: (rank, processes), exchange=exchange):
                 numbers = script.candidates_of_this_process(args)
                 envs = script.make_envs(args, len(numbers))
                 policy = script.make_agent(args, envs)
                 noise = script.draw_noise(noise_seeds, len(policy.theta))
-                returns, seen = script.play_generation(policy, noise, [episode_seeds], numbers, envs, args, run)
-            return returns.tolist(), seen.tolist(), run.step, len(numbers)
+                played = script.play_generation(policy, noise, [episode_seeds], numbers, envs, args, run)
+            return {name: array.tolist() for name, array in played.items()}, len(numbers)
 
         alone = generation()
         for rank in (0, 1):  # each tells its part; then each hears of both parts
             generation(rank, 2, lambda part: [parts.append(part) or part])
         together = [generation(rank, 2, lambda part: parts) for rank in (0, 1)]
-        assert alone[2] > 10 and [each[:3] for each in together] == [alone[:3]] * 2
-        assert [each[3] for each in together] == ([10, 10] if len(options) == 1 else [6, 4])
+        assert sum(alone[0]["steps"]) > 10 and [each[0] for each in together] == [alone[0]] * 2
+        assert [each[1] for each in together] == ([10, 10] if len(options) == 1 else [6, 4])
 
 
 @catches("exchange, waits or complains: sys.exit() -> raise")
@@ -468,7 +491,7 @@ def test_three_processes_give_the_numbers_of_one(script, name, tmp_path, monkeyp
     if name == "no pairs":
         assert len(complaints) == 1 and re.search(r"exitcode +: 2", done.stderr)
         return
-    assert (done.returncode, len(done.stdout.splitlines()), complaints) == (0, 3, []), done.stderr
+    assert (done.returncode, len(done.stdout.splitlines()), complaints) == (0, 5, []), done.stderr
     together = content(script)
     shutil.rmtree("run")
     assert command(script, flags) == 0 and content(script) == together
@@ -494,34 +517,89 @@ def test_every_option_learns(script, name):
 
 
 @catches(
-    "make_run, num_generations forgotten: or len(self.episodes) >= last -> or False",
-    "train, old environments after a checkpoint: if run.step == run.checkpoint_step: -> if run.step == 0:",
+    "count_candidates, num_generations forgotten: args.num_generations) -> None)",
+    "train, old environments after a checkpoint: if run.write_what_is_due(): -> if run.write_what_is_due() and False:",
+    "start_run, rare checkpoints: args.checkpoint_every or tenth -> run.checkpoint_every",
 )
-def test_whichever_comes_first_ends_the_run(script):
-    """Four candidates take three steps each. 25 steps are reached in the third generation. An evaluation that reaches
-    stop_at_return ends the run as well, candidates that do so do not. After a checkpoint, all environments are new.
+def test_what_ends_the_run(script):
+    """Four candidates take three steps each. 25 steps are reached in the third generation; if num_generations is given,
+    that many are played. An evaluation that reaches stop_at_return ends the run as well, candidates that do so do not.
+    After a checkpoint, all environments are new.
     """
     made, four = [], {"population_size": 4, "hidden_sizes": ()}
     world = lambda: made.append(1) or Probe(steps=3)
-    assert rehearse(script, world, **four, num_generations=2, total_timesteps=99).step == 24
-    run = rehearse(script, world, **four, total_timesteps=25, num_generations=9, checkpoint_every=0)
+    for steps in (5, 99):
+        assert rehearse(script, world, **four, num_generations=2, total_timesteps=steps).step == 24
+    run = rehearse(script, world, **four, total_timesteps=25, checkpoint_every=0)
     assert run.step == 36 and run.checkpoint_every == 3
     made.clear()
     rehearse(script, world, **four, total_timesteps=36, checkpoint_every=12)
-    assert len(made) == 1 + 4 + 3 * 4 + 1  # to look at one; at first; after 0, 12, 24 steps; for the evaluation
+    assert len(made) == 1 + 4 + 4 * 4 + 1  # to look at one; at first; after 0, 12, 24, 36 steps; for the evaluation
     assert rehearse(script, world, **four, stop_at_return=3, eval_every=50).evaluations["step"] == [60]
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
+
+
+@catches(
+    "make_slots, returns of the wrapper: wrappers.insert(0, partial(TrueReturn, -> wrappers.append(partial(TrueReturn,",
+    'count_candidates, returns of the wrapper: played["true_returns"] -> played["returns"]',
+)
+def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch):
+    """The wrapper pays 7 for each of five steps, from which theta learns; CartPole's 1 is what counts."""
+    monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
+    monkeypatch.chdir(tmp_path)
+    flags = "--wrappers gymnasium.wrappers.ClipReward(min_reward=7) --max-episode-steps 5 --population-size 4 "
+    assert command(script, f"{flags} --episodes-per-candidate 2 --num-generations 1 --run-dir run --no-progress") == 0
+    run = script.read_state("run/checkpoint.pt")["run"]
+    assert run["recent"] == [5.0] * 4 and run["evaluations"]["return_mean"] == [5]
+    assert run["metrics"]["population_mean"] == [35] and run["step"] == 2 * 4 * 5
+
+
+class Huge(Probe):
+    """What its field gives in the second step is more than float32 can hold."""
+
+    field = "reward"
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        if self.at == 2:
+            obs, reward = (obs, 1e300) if self.field == "reward" else (obs - np.inf, reward)
+        return obs, reward, *rest
+
+
+@catches(
+    "play_candidates, learns from infinities: run.check_finite(observation=obs, reward=rewards) -> pass",
+    "play_candidates, infinite observations: (observation=obs, reward=rewards) -> (reward=rewards)",
+    "make_slots, the user's own error is hidden: if is_users_own(error): -> if False:",
+)
+def test_faults_of_an_environment(script, monkeypatch):
+    """Numbers that float32 cannot hold end the run with a line; what an environment raises keeps its traceback."""
+    for Huge.field in ("reward", "observation"):
+        try:
+            rehearse(script, lambda: Huge(steps=3), num_generations=2, population_size=4, hidden_sizes=())
+            raise AssertionError("it went on")
+        except script.UserError as error:
+            assert f"after step 0: {Huge.field} is NaN or infinite" in str(error)
+    gym.register("Broken-v0", lambda **kwargs: {}["missing"])
+    try:
+        script.make_envs(script.Args(env_id="Broken-v0"), 1)
+        raise AssertionError("it was made")
+    except KeyError as error:
+        assert error.args == ("missing",)
+    except script.UserError:
+        raise AssertionError("his error is hidden") from None
+
 
 RUN = "--env-id CartPole-v1 --population-size 4 --hidden-sizes 3 --normalize-obs --max-episode-steps 40 "
 RUN += "--action-noise 1 --total-timesteps 500 --checkpoint-every 150 --eval-every 200 --eval-episodes 3"
 
 
 @catches(
-    "train, optimizer not saved: envs, optimizer=optimizer) -> envs)",
+    "train, optimizer not saved: agent=policy, optimizer=optimizer) -> agent=policy)",
     "ObservationStats.__init__, statistics not saved: dtype=torch.float64) -> dtype=torch.float64), persistent=False",
-    "train, counted by process: len(run.episodes) // args.population_size -> run.at = vars(run).get('at', 0) + 1",
+    "train, counted by process: generation = run.num_episodes // args.population_size -> "
+    "generation = run.at = vars(run).get('at', 0) + 1",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
@@ -548,9 +626,9 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
-    refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite", "--sigma 0": "sigma"}
+    refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite"}
     refused |= {"--ars --elite 0.5": "ars", "--top-directions 3": "top", "--ars --top-directions 65": "top"}
-    refused["--env-id CarRacing-v3"] = "vectors"
+    refused |= {"--env-id CarRacing-v3": "ppo.py", "--episodes-per-candidate 0": "episodes_per_candidate"}
     for flags, word in refused.items():
         assert command(script, flags) == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err

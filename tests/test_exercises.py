@@ -104,12 +104,12 @@ def value_loss(values, old_values, returns, clip_coef=None):
     return (error * error).mean() / 2
 """,
     "squashed": """
-def squashed_gaussian(mean, log_std, noise, half_range):
+def squashed_gaussian(mean, log_std, noise):
     u = mean + noise * log_std.exp()
     log_density = torch.distributions.Normal(mean, log_std.exp()).log_prob(u)
     a = u.abs()
     log_slope = 2 * (math.log(2) - a - torch.log1p((-2 * a).exp()))
-    return torch.tanh(u), log_density.sum(-1) - log_slope.sum(-1) - torch.log(half_range).sum()
+    return torch.tanh(u), log_density.sum(-1) - log_slope.sum(-1)
 """,
     "polyak": """
 def polyak(target, source, tau):

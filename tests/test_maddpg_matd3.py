@@ -1,11 +1,12 @@
 """What maddpg_matd3.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
 
 Each test must also fail for each of the mistakes that stand above it in `catches`. What it shares with other scripts is
-tested there: TeamEnv in test_mappo.py, targets and updates_due in test_ddpg_td3.py, polyak in test_dqn.py.
+tested there: TeamEnv in test_mappo.py, targets and num_updates in test_ddpg_td3.py, polyak in test_dqn.py.
 """
 
 from functools import cache
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ from tools import catches, close, fails, flat, rehearse, vector_env
 
 def new_buffer(script, streams, capacity, num_envs, num_agents, n_step):
     """An empty buffer of rows of one number and joint actions of two, with gamma = 1/2."""
-    return script.OffPolicyBuffer(capacity, num_envs, num_agents, streams, 1, 2, n_step, gamma=0.5)
+    sizes = {"row_size": 1, "action_size": 2, "num_agents": num_agents, "streams": streams}
+    return script.OffPolicyBuffer(capacity, num_envs, n_step=n_step, gamma=0.5, **sizes)
 
 
 def fill(buffer, rewards, ends, took_part=None, first=0):
@@ -41,8 +43,8 @@ by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
 
 
 @catches(
-    "OffPolicyBuffer.windows, sums beyond the end: ~self.ended[last, e, g] & (last -> (last",
-    "OffPolicyBuffer.windows, sums beyond truncations: ~self.ended[last -> ~self.terminated[last",
+    "OffPolicyBuffer.windows, sums beyond the end: ~self.dones[last, e, g] & (last -> (last",
+    "OffPolicyBuffer.windows, sums beyond truncations: ~self.dones[last -> ~self.terminated[last",
     "OffPolicyBuffer.windows, gamma to the n: discounts, last\n -> 0 * discounts + self.gamma**self.n_step, last\n",
     "OffPolicyBuffer.windows, rewards not discounted: goes_on * discounts * self.rewards -> goes_on * self.rewards",
     "OffPolicyBuffer.windows, what follows the first step: discounts, last\n -> discounts, np.tile(t, (g.size, 1))\n",
@@ -50,7 +52,7 @@ by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
     "OffPolicyBuffer.windows, sums beyond the newest:  & (last != newest) -> ",
     "OffPolicyBuffer.windows, stops at the last slot: (last != newest) -> (last != newest) & (last != self.steps - 1)",
     "OffPolicyBuffer.windows, the newest step of the first: (self.positions[e] - 1) -> (self.positions[0] - 2)",
-    "OffPolicyBuffer.get, ended for terminated: terminated=self.terminated[ -> terminated=self.ended[",
+    "OffPolicyBuffer.get, dones for terminated: terminated=self.terminated[ -> terminated=self.dones[",
     "OffPolicyBuffer.get, the first step's termination: self.terminated[last, e, g] -> self.terminated[t, e, g]",
     "OffPolicyBuffer.get, row after the first step: self.next_rows[last, e] -> self.next_rows[t, e]",
     "OffPolicyBuffer.get, slots environment by environment: (slots, self.num_envs) -> (slots, self.steps)[::-1]",
@@ -91,8 +93,8 @@ def test_three_steps(script):
 
 
 @catches(
-    "OffPolicyBuffer.windows, ends of the environment only: ~self.ended[last, e, g] -> ~self.ended[last, e].all(-1)",
-    "OffPolicyBuffer.windows, ends of any agent: ~self.ended[last, e, g] -> ~self.ended[last, e].any(-1)",
+    "OffPolicyBuffer.windows, ends of the environment only: ~self.dones[last, e, g] -> ~self.dones[last, e].all(-1)",
+    "OffPolicyBuffer.windows, ends of any agent: ~self.dones[last, e, g] -> ~self.dones[last, e].any(-1)",
     "OffPolicyBuffer.get, sample by sample: rewards=rewards.ravel() -> rewards=rewards.T.ravel()",
     "OffPolicyBuffer.get, terminations of the first: terminated[last, e, g] -> terminated[last, e, 0]",
     "OffPolicyBuffer.get, after the first's window: self.next_rows[last, e] -> self.next_rows[last[:1] + 0 * g, e]",
@@ -116,8 +118,8 @@ def test_each_agent_has_a_window(script):
 @catches(
     "OffPolicyBuffer.insert, stores rows that reset: took_part.any(1) -> took_part.any(1) | True",
     "OffPolicyBuffer.insert, one position for all: self.positions[envs] = (t + 1) -> self.positions[:] = (t.max() + 1)",
-    "OffPolicyBuffer.cut, a window into the next episode: self.ended[self.positions[envs] - 1, envs] = True -> pass",
-    "OffPolicyBuffer.cut, a restart is a termination: self.ended[ -> self.terminated[self.positions - 1] = self.ended[",
+    "OffPolicyBuffer.cut, a window into the next episode: self.dones[self.positions[envs] - 1, envs] = True -> pass",
+    "OffPolicyBuffer.cut, a restart is a termination: self.dones[ -> self.terminated[self.positions - 1] = self.dones[",
     "OffPolicyBuffer.cut, one step late: self.positions[envs] - 1, envs -> self.positions[envs], envs",
     'OffPolicyBuffer.sample, environments equally often: np.searchsorted(ends, drawn, side="right") -> drawn % 2',
     'OffPolicyBuffer.sample, an environment\'s first slot is another\'s: side="right" -> side="left"',
@@ -143,12 +145,25 @@ def test_reset_rows_and_restarts(script):
 
 
 @catches(
+    "Agents.critic_inputs, the state of the first: self.layout.states[i] -> self.layout.states[0]",
+    "Agents.new_critics, room for all states: state = self.layout.states[0] -> pass",
+)
+def test_states_of_each_agent(script):
+    """FP: a critic sees what its agent observes, filled up with zeros, and the agent's own state, 4 or 5."""
+    states = [slice(5, 6), slice(6, 7)]
+    layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 5)], slice(5, 7), states, [slice(7, 7)] * 2)
+    agents = script.Agents(layout, [spaces.Discrete(2)] * 2, script.Args(state_type="FP"))
+    close(agents.critic_inputs(torch.tensor([[1.0, 1, 1, 2, 3, 4, 5]] * 2)), [[1, 0, 4], [2, 3, 5]])
+    assert agents.critics[0][0][0].in_features == 3 + 4  # and two actions, one-hot
+
+
+@catches(
     "gumbel_softmax, soft draws: return hard + (soft - soft.detach()) -> return soft",
     "gumbel_softmax, no gradient: (soft - soft.detach()) -> 0 * soft",
     "gumbel_softmax, gradient upside down: (soft - soft.detach()) -> (soft.detach() - soft)",
-    "gumbel_softmax, noise ignored: (logits + noise) / temperature -> logits / temperature",
-    "gumbel_softmax, temperature ignored: (logits + noise) / temperature -> logits + noise",
-    "gumbel_softmax, noise not tempered: (logits + noise) / temperature -> logits / temperature + noise",
+    "gumbel_softmax, noise ignored: ((logits + noise) / temperature) -> (logits / temperature)",
+    "gumbel_softmax, temperature ignored: ((logits + noise) / temperature) -> (logits + noise)",
+    "gumbel_softmax, noise not tempered: ((logits + noise) / temperature) -> (logits / temperature + noise)",
 )
 def test_gumbel_softmax(script):
     """Logits (0, log 3), noise (1, 0), temperature 2: softmax of (0.5, log(3) / 2) = (1.648721, 1.732051) / 3.380772
@@ -170,7 +185,8 @@ def two_agents(script, action_spaces=TWO_BOXES, masks=False, obs_sizes=(2, 3), *
     observations = script.slices(obs_sizes, 2)
     end = observations[-1].stop
     available = script.slices([2, 3] if masks else [0, 0], end)
-    layout = script.Layout(slice(0, 2), observations, slice(2, end), available)
+    state = slice(2, end)
+    layout = script.Layout(slice(0, 2), observations, state, [state] * 2, available)
     return script.Agents(layout, action_spaces, script.Args(**{"hidden_sizes": ()} | settings))
 
 
@@ -228,7 +244,7 @@ def test_an_update(script):
 @catches(
     "Agents.act, masks ignored: torch.where(available, output, -math.inf) -> output",
     "Agents.act, not squashed: torch.tanh(output) -> output",
-    "Agents.to_env, not stretched: low + (action + 1) / 2 * (high - low) -> action",
+    "Agents.to_env, not stretched: scale * action + bias -> action",
     "Agents.to_env, cut off instead of rounded: np.rint(action) -> np.floor(action)",
     "Agents.to_env, start forgotten: action.argmax(1) + space.start -> action.argmax(1)",
     "Agents.views, nothing is available: rows.new_ones(len(rows), size) > 0 -> rows.new_ones(len(rows), size) > 1",
@@ -256,7 +272,7 @@ def test_best_actions(script):
 @catches(
     "Agents.explore, leaves the bounds: .clamp(-1, 1) -> .clamp(-99, 99)",
     "Agents.explore, noise ignored: + noise * -> + 0 * ",
-    "Agents.explore, the same noise for all: self.normal(action.shape, rng) -> self.normal((len(rows), 1), rng)",
+    "Agents.explore, the same noise for all: self.normal(joint.shape, rng) -> self.normal((len(rows), 1), rng)",
     "Agents.random_actions, half the range: rng.uniform(-1, 1 -> rng.uniform(0, 1",
     "Agents.random_actions, masks ignored: np.where(available, rng.random -> np.where(True, rng.random",
     "Agents.random_actions, the first that is available: rng.random(available.shape), -1 -> 1, -1",
@@ -290,7 +306,7 @@ def window(steps, g, n_step, gamma):
     total, discount = 0.0, 1.0
     for step in steps[:n_step]:
         total, discount = total + discount * step.rewards[g], discount * gamma
-        if step.ended[g]:
+        if step.dones[g]:
             break
     return total, discount, step
 
@@ -311,7 +327,7 @@ def test_buffers_equal_lists_that_forget(script, seed, N, n, n_step, FP):
         took_part = rng.integers(4, size=(N, n)) > 0
         fill(buffer, rewards[None], ends[None], took_part[None], first=t)
         for e in np.flatnonzero(took_part.any(1)):
-            facts = {"rewards": rewards[e], "ended": ends[e] > 0, "terminated": ends[e] == 2}
+            facts = {"rewards": rewards[e], "dones": ends[e] > 0, "terminated": ends[e] == 2}
             played[e].append(SimpleNamespace(x=t * N + e, took_part=took_part[e], **facts))
     loaded.load_state_dict(buffer.state_dict())
     assert loaded.sizes.tolist() == [min(len(steps), loaded.steps) for steps in played]
@@ -379,7 +395,7 @@ new_envs = lambda script, game: vector_env([lambda: script.TeamEnv(Chance(**game
 
 @cache
 def slow_training(number):
-    """What `train` does, with lists of all that was played: (agents, {figure: its values}, returns of episodes)."""
+    """What `train` does, with lists of all that was played: (agents, {metric: its values}, returns of episodes)."""
     import maddpg_matd3 as script  # as it is: that of a test may have a mistake
 
     game, options, _ = TRAININGS[number]
@@ -392,22 +408,26 @@ def slow_training(number):
     layout, sizes, n, FP = agents.layout, agents.action_sizes, agents.num_agents, args.state_type == "FP"
     of_actors, of_critics = list(agents.actors.parameters()), list(agents.critics.parameters())
     of_targets = [*agents.target_actors.parameters(), *agents.target_critics.parameters()]
-    adams = torch.optim.Adam(of_actors), torch.optim.Adam(of_critics)
-    figures, memory, returns, step, restart = {name: [] for name in script.CURVE}, [[], []], [], 0, 0
+    adams = (
+        torch.optim.Adam(of_actors, args.actor_learning_rate),
+        torch.optim.Adam(of_critics, args.critic_learning_rate),
+    )
+    metrics, memory, returns, step, restart = {name: [] for name in script.CURVE}, [[], []], [], 0, 0
+    seen_ends, updates = np.zeros(2, bool), 0
 
     def value(twin, g, row, actions):
         """Q^g of a row and a list of all actions."""
         seen = row[layout.state]
         if FP:  # agents observe as many numbers as they have actions
-            seen = row[g] * torch.cat([row[layout.observations[g]], torch.zeros(max(sizes) - sizes[g]), seen])
+            seen = torch.cat([row[layout.observations[g]], torch.zeros(max(sizes) - sizes[g]), seen])
         return twin[g % len(twin)](torch.cat([seen, *actions]))[0]
 
     def learn(adam, loss, parameters, rate):
-        adam.param_groups[0]["lr"] = rate * (1 - step_before / 50 if args.anneal_lr else 1)
         for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
             p.grad = gradient
         torch.nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or 1e9)
         adam.step()
+        adam.param_groups[0]["lr"] = rate * (max(0, 1 - step / 50) if args.anneal_lr else 1)
 
     def learn_from(update, samples):
         """An update of the critics and, if it is time, of actors and targets."""
@@ -416,8 +436,10 @@ def slow_training(number):
             windows += [window(memory[e][number:], g, args.n_step, args.gamma) for e, number in samples]
         next_rows = torch.stack([last.next_row for _, _, last in windows])
         next_actions, _ = agents.choose(agents.target_actors, next_rows, rng)
-        for a in next_actions if args.target_noise and not agents.discrete else []:
-            a.data = script.smoothed(a, args.target_noise * agents.normal(a.shape, rng), args.noise_clip)
+        if args.target_noise and not agents.discrete:
+            joint = torch.cat(next_actions, 1)
+            noise = args.target_noise * agents.normal(joint.shape, rng)
+            next_actions = script.smoothed(joint, noise, args.noise_clip).split(sizes, 1)
         errors, values = [], []
         for k, (total, discount, last) in enumerate(windows):
             g, step = k // 6, steps[k % 6]
@@ -429,8 +451,8 @@ def slow_training(number):
                 errors += [(values[-1] - target) ** 2] if step.row[g] or not FP else []
         loss = sum(errors) * len(agents.critics) / len(errors)
         learn(adams[1], loss, of_critics, args.critic_learning_rate)
-        figures["critic_loss"].append(loss.item())
-        figures["value_mean"].append(sum(values).item() / len(values))
+        metrics["critic_loss"].append(loss.item())
+        metrics["value_mean"].append(sum(values).item() / len(values))
         if update % args.policy_frequency:
             return
         own, outputs = agents.choose(agents.actors, torch.stack([step.row for step in steps]), rng)
@@ -442,41 +464,43 @@ def slow_training(number):
                 squares.append((outputs[i][k] ** 2).mean())
         loss, penalty = -sum(worth) / len(worth), args.output_penalty * sum(squares) / len(worth)
         learn(adams[0], loss + penalty, of_actors, args.actor_learning_rate)
-        figures["actor_loss"].append(loss.item())
+        metrics["actor_loss"].append(loss.item())
         for p, q in zip(of_targets, of_actors + of_critics):
             p.data = args.tau * q.data + (1 - args.tau) * p.data
 
     while step < 50:
-        if step >= restart:
+        if step >= restart and (step == 0 or seen_ends.all()):  # a checkpoint waits for the ends of episodes
             restart = (step // args.checkpoint_every + 1) * args.checkpoint_every
+            seen_ends[:] = False
             envs, rng = new_envs(script, game), np.random.default_rng([args.seed, step])
             rows, _ = envs.reset(seed=int(rng.integers(2**31)))
+            rng.integers(2**31)  # torch's generator
             reset, totals = np.zeros(2, bool), [0, 0]
             for steps in filter(None, memory):
-                steps[-1].ended = [True] * n
-        step_before = step
+                steps[-1].dones = [True] * n
         actions = agents.random_actions(rows, rng) if step < 20 else agents.explore(rows, args.exploration_noise, rng)
         next_rows, rewards, terminated, truncated, info = envs.step(agents.to_env(actions))
         for e in np.flatnonzero(~reset):
             over = terminated[e] or truncated[e]
-            streams = {"rewards": [rewards[e]], "ended": [over], "terminated": [terminated[e]]}
+            streams = {"rewards": [rewards[e]], "dones": [over], "terminated": [terminated[e]]}
             if FP:
                 streams = {name: info[name][e] for name in ("rewards", "terminated")}
-                streams["ended"] = over | (next_rows[e, :n] == 0)
+                streams["dones"] = over | (next_rows[e, :n] == 0)
             did = torch.tensor(actions[e]).float().split(sizes)
             row, next_row = torch.tensor(rows[e]), torch.tensor(next_rows[e])
             memory[e].append(SimpleNamespace(row=row, actions=did, next_row=next_row, **streams))
             step, totals[e] = step + 1, totals[e] + rewards[e]
             if over:
                 returns.append(totals[e])
-                totals[e] = 0
+                totals[e], seen_ends[e] = 0, True
         rows, reset = next_rows, terminated | truncated
         stored = []  # the newest step in each slot of the ring
         for e, steps in enumerate(memory):
             stored += [(e, max(range(slot, len(steps), 12))) for slot in range(min(len(steps), 12))]
-        for update in script.updates_due(step_before, step, args):
-            learn_from(update, [stored[x] for x in rng.integers(len(stored), size=6)])
-    return agents, figures, returns
+        while updates < (step // 4 - 20 // 4) * args.gradient_steps:
+            updates += 1
+            learn_from(updates, [stored[x] for x in rng.integers(len(stored), size=6)])
+    return agents, metrics, returns
 
 
 @catches(
@@ -485,23 +509,21 @@ def slow_training(number):
     "Agents.__init__, targets are the critics themselves: copy.deepcopy(self.critics) -> self.critics",
     "Agents.__init__, targets are the actors themselves: copy.deepcopy(self.actors) -> self.actors",
     "Agents.__init__, shared actors are copies: [self.actors[0]] * self.num_agents -> self.actors",
-    "Agents.new_critics, one for all: if args.state_type == -> if False and args.state_type ==",
+    "Agents.new_critics, one for all: 1 if args.share_policy else self.num_agents -> 1",
     "Agents.new_critics, as large as the actors: if args.critic_hidden_sizes is None -> if True",
-    "Agents.critic_inputs, the dead see the state: dim=1) * alive) -> dim=1))",
     "Agents.critic_inputs, the state alone: torch.cat([obs, part -> torch.cat([0 * obs, part",
-    "Agents.critic_inputs, alive as the first is: alive][:, i : i + 1] -> alive][:, :1]",
     "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
     "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",
-    "make_off_policy_buffer, gamma of another: args.n_step, args.gamma -> args.n_step, 0.99",
-    "store_step, truncation is termination: took_part, rewards, terminated, -> took_part, rewards, ended,",
+    "make_off_policy_buffer, gamma of another: gamma=args.gamma -> gamma=0.99",
+    "store_step, truncation is termination: took_part, rewards, terminated, -> took_part, rewards, dones,",
     "store_step, reset rows are stored:  & ~reset_rows[:, None] -> ",
-    "store_step, the row after is the row: ended, next_rows) -> ended, rows)",
+    "store_step, the row after is the row: dones, next_rows) -> dones, rows)",
     'store_step, everybody gets the sum: infos["rewards"] -> rewards[:, None].repeat(3, 1)',
     'store_step, the environment\'s terminations: infos["terminated"] -> terminated[:, None].repeat(3, 1)',
-    "store_step, a death is no end: ended[:, None] | (next_rows[:, alive] == 0) -> ended[:, None].repeat(3, 1)",
+    "store_step, a death is no end: dones | (next_rows[:, alive] == 0) -> dones.repeat(3, 1)",
     "store_step, another environment's reset revives: ~reset_rows[:, None] -> ~reset_rows.any()",
     "store_step, the dead take part: (rows[:, alive] == 1) -> (rows[:, alive] >= 0)",
-    "matd3_targets, no target critics: for twin in agents.target_critics] -> for twin in agents.critics]",
+    "matd3_targets, no target critics: for twin in agents.target_critics: -> for twin in agents.critics:",
     "matd3_targets, the row before: agents.values(twin, batch.next_rows -> agents.values(twin, batch.rows",
     "matd3_targets, no noise: args.target_noise > 0 and -> False and",
     "matd3_targets, one critic asked twice: agents.values(twin, -> agents.values(agents.target_critics[0],",
@@ -513,34 +535,36 @@ def slow_training(number):
     "actors_loss, learns what the dead saw: -valid_mean(values, valid) -> -values.mean()",
     "actors_loss, rows of another sample: rows.repeat(agents.num_agents, 1) -> rows.repeat_interleave(3, 0)",
     "actors_loss, the penalty of the dead: valid_mean(squares, valid) -> squares.mean()",
-    "train, actors do not wait: update % args.policy_frequency == 0 -> True",
+    "train, actors do not wait: updates % args.policy_frequency == 0 -> True",
     "train, target critics stand still: polyak(agents.target_critics, agents.critics, args.tau) -> pass",
     "train, target actors stand still: polyak(agents.target_actors, agents.actors, args.tau) -> pass",
-    "train, gradients add up: critic_optimizer.zero_grad() -> pass",
-    "train, one learning rate: lr=args.actor_learning_rate, -> lr=args.critic_learning_rate,",
-    "train, rows that reset are steps: ended = terminated | truncated -> ended = terminated & truncated",
+    "update_all_critics, gradients add up: optimizer.zero_grad() -> pass",
+    "train, one learning rate: (), args.actor_learning_rate -> (), args.critic_learning_rate",
+    "train, rows that reset are steps: dones = terminated | truncated -> dones = terminated & truncated",
     "train, explores from the start: if run.step < args.learning_starts -> if False",
     "train, explores without noise: rows, args.exploration_noise, rng -> rows, 0.0, rng",
     "train, the rows after for those before: store_step(buffer, agents, rows, -> store_step(buffer, agents, result[0],",
     "train, not annealed: if args.anneal_lr -> if False",
-    "train, critics' gradients too long: agents.critics.parameters(), args. -> agents.critics.parameters(), 9 + args.",
-    "train, actors' gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
-    "train, windows reach over a restart: buffer.cut() -> 0",
-    "train, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
+    "train, the actors' rate stands still: actor_scheduler.step() -> pass",
+    "train, the critics' rate stands still: critic_scheduler.step() -> pass",
+    "update_all_critics, gradients too long: critics.parameters(), args. -> critics.parameters(), 9 + args.",
+    "update_all_actors, gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
+    "train, windows reach over a restart: run.new_envs()\n            buffer.cut() -> run.new_envs()",
+    "update_all_actors, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
 )
 def test_training(script):
     """50 steps of two environments whose agents die, with a ring of 12 steps each: all that was logged, returned and
     learnt is what the slow version has. No network is another one, nor remains what another one is.
     """
     for number, (game, options, count) in enumerate(TRAININGS):
-        agents, figures, returns = slow_training(number)
+        agents, metrics, returns = slow_training(number)
         run = rehearse(script, lambda: script.TeamEnv(Chance(**game)), **COMMON | options)
         networks = [part for part in run.agent.modules() if isinstance(part, torch.nn.Sequential)]  # with the targets
         assert len(networks) == len({flat(network)[0].item() for network in networks}) == 2 * count
-        close([total for _, total in run.episodes], returns, atol=1e-3)
-        assert set(run.logged) == set(figures)
-        for figure, values in figures.items():
-            close(run.logged[figure], values, atol=1e-3)
+        close(run.episodes["return"], returns, atol=1e-3)
+        assert set(run.all_logged) == set(metrics)
+        for name, values in metrics.items():
+            close(run.all_logged[name], values, atol=1e-3)
         close(flat(run.agent), flat(agents), atol=1e-3)
 
 
@@ -585,11 +609,37 @@ def test_games_are_solved(script, play, space, end, state_type, least, worth):
     close(agents.values(agents.critics[0], row, torch.cat(best, 1)), worth, atol=0.1 * sum(worth))
 
 
+@catches("train, never in training: agents.train() -> pass", "train, always in training: agents.eval() -> pass")
+def test_dropout_belongs_to_the_losses(script):
+    """Networks are in training mode where they learn; who acts, and the targets, are not. A Box may be a point."""
+    modes = {"critics_loss": set(), "actors_loss": set(), "matd3_targets": set()}
+    replaced = {name: watched(getattr(script, name), modes[name]) for name in modes}
+    acts = watched(script.Agents.explore, modes.setdefault("acts", set()))
+    with mock.patch.multiple(script, **replaced), mock.patch.object(script.Agents, "explore", acts):
+        point = half_of_it, spaces.Box(1, 1, (1,)), "terminated"
+        run = rehearse(script, lambda: script.TeamEnv(Game(*point)), **COMMON)
+    assert modes == {"critics_loss": {True}, "actors_loss": {True}, "matd3_targets": {False}, "acts": {False}}
+    assert flat(run.agent).isfinite().all()
+
+
+def watched(function, modes):
+    """The function, which also notes in which mode the networks of its first argument are."""
+
+    def call(agents, *given):
+        modes.update(part.training for part in agents.modules())
+        return function(agents, *given)
+
+    return call
+
+
 RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 8 --learning-starts 20 --buffer-size 60 --n-step 3 --eval-episodes 2 "
-RUN += "--total-timesteps 100 --checkpoint-every 40 --eval-every 60"
+RUN += "--total-timesteps 100 --checkpoint-every 30 --eval-every 60 --max-episode-steps 8"
 
 
-@catches('train, an optimiser is not saved: , "critic_optimizer": critic_optimizer} -> }')
+@catches(
+    'train, an optimiser is not saved: , "critic_optimizer": critic_optimizer} -> }',
+    "train, updates begin anew: updates = num_updates(run.step, args) -> updates = 0",
+)
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """A run goes on after a kill as if nothing had happened; --evaluate plays its best weights."""
     kill_and_resume(script, RUN, 50, monkeypatch, tmp_path)
@@ -615,6 +665,6 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         assert command(script, f"--{flags}") == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err
         assert words in err and err.count("\n") == 1
-    for space in (spaces.Box(-1, np.inf, (1,)), spaces.MultiBinary(2)):
+    for space in (spaces.Box(-1, np.inf, (1,)), spaces.Box(-1, np.finfo(np.float32).max, (1,)), spaces.MultiBinary(2)):
         with pytest.raises(script.UserError, match="all actions must be Discrete, or bounded Boxes"):
             script.make_agents(script.Args(), vector_env([lambda: script.TeamEnv(Game(None, space, None))], 1))

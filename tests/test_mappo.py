@@ -5,6 +5,7 @@ the same text there (test_shared_code.py) and has its tests in test_ppo.py and t
 """
 
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 from run_folder import command, content, kill_and_resume
-from tools import catches, close, flat, rehearse, vector_env
+from tools import catches, close, fails, flat, rehearse, vector_env
 
 SPREAD, SPEAKER = "mpe2.simple_spread_v3", "mpe2.simple_speaker_listener_v4"
 slow = pytest.mark.slow
@@ -26,19 +28,22 @@ slow = pytest.mark.slow
 def looks_back(script, rewards, values, ends, **given):
     """CriticSteps of one environment: a value for each row, or one for each of two agents; gamma = 0.5.
 
-    `ends`: for each step a t where it terminated, a c where it was cut off, an r for a reset row, else a -.
+    `ends`: for each step a t where it terminated, a c where it was cut off, a b for both, an r for a reset row, or -.
     """
     values, ends = np.array(values, np.float32).reshape(len(rewards) + 1, 1, -1), np.array(list(ends))
     agents = values.shape[2]
     critic = mock.Mock(hidden_size=0, side_effect=lambda x, *_: (x, torch.zeros(len(x) + 1, agents, 0)))  # V(s) = s
-    layout, see = SimpleNamespace(available=[slice(agents, agents)]), lambda rows: rows.flatten(1, 2).unsqueeze(2)
+    layout = SimpleNamespace(alive=None, available=[slice(agents, agents)])
+    see = lambda rows: rows.flatten(1, 2).unsqueeze(2)
     team = SimpleNamespace(layout=layout, actors=[], followers=[], critic=critic, share_obs=see)
     team.device, team.values_per_env, team.value_norm, team.first_states = "cpu", agents, None, lambda N: []
     args = script.Args(num_steps=len(rewards), num_envs=1, gamma=0.5, **given)
     buffer = script.TeamBuffer(args, team)
-    buffer.team_rows[:], buffer.rewards[:, 0], buffer.reset_rows[:-1, 0] = values, rewards, ends == "r"
-    buffer.terminated[:, 0], buffer.truncated[:, 0] = ends == "t", ends == "c"
-    return buffer.critic_steps(team, args)
+    buffer.team_rows[:], buffer.reset_rows[:-1, 0] = values, ends == "r"
+    for t, (reward, end) in enumerate(zip(rewards, ends)):
+        outcome = [np.array([x]) for x in (reward, end in "tb", end in "cb")]
+        buffer.insert_results(t, buffer.team_rows[t + 1], *outcome, infos=None)
+    return buffer.critic_steps(team)
 
 
 @catches(
@@ -46,6 +51,7 @@ def looks_back(script, rewards, values, ends, **given):
     "TeamBuffer.critic_steps, terminations ignored: v[1:], terminated -> v[1:], truncated & False",
     "TeamBuffer.critic_steps, truncations ignored: truncated, args.gamma -> truncated & False, args.gamma",
     "TeamBuffer.critic_steps, bootstraps from the wrong row: v[1:], -> torch.cat([v[1:-1], v[-2:-1]]),",
+    "compute_gae, truncation wins over termination: * ~terminated - values -> * (~terminated | truncated) - values",
     "TeamBuffer.critic_steps, rollout without an end: else 1.0 -> else 0.9",
     "TeamBuffer.critic_steps, reset rows are played: ~reset_rows[:-1] -> ~reset_rows[:-1] | True",
 )
@@ -61,19 +67,21 @@ def test_returns(script):
     delta_7 = 6 + 0.5 * 4 - 3 = 5        A_7 = 5                     (the rollout ends, the episode does not)
 
     Without GAE: 6 + 0.5 * 4 = 8; 5 + 0.5 * 8 = 9; 4 + 0.5 * 8 = 8; 3 + 0.5 * 8 = 7; 2; 1 + 0.5 * 2 = 2.
+    Where row 1 is cut off as well, nothing changes: terminated wins.
     """
     played = [0, 1, 3, 4, 6, 7]
-    rollout = [1, 2, 0, 3, 4, 0, 5, 6], [0.5, 1, 99, 1.5, 2, 8, 2.5, 3, 4], "-tr-cr--"
-    steps = looks_back(script, *rollout, gae_lambda=0.5)
-    close(steps.advantages[played, 0], [1.25, 1, 4, 6, 5.25, 5])
-    close(steps.returns[played, 0], [1.75, 2, 5.5, 8, 7.75, 8])  # A + V
-    assert steps.active[:, 0].nonzero().flatten().tolist() == played
-    steps = looks_back(script, *rollout, gae=False)
+    rollout = [1, 2, 0, 3, 4, 0, 5, 6], [0.5, 1, 99, 1.5, 2, 8, 2.5, 3, 4]
+    for ends in ("-tr-cr--", "-br-cr--"):
+        steps = looks_back(script, *rollout, ends, gae_lambda=0.5)
+        close(steps.advantages[played, 0], [1.25, 1, 4, 6, 5.25, 5])
+        close(steps.returns[played, 0], [1.75, 2, 5.5, 8, 7.75, 8])  # A + V
+        assert steps.active[:, 0].nonzero().flatten().tolist() == played
+    steps = looks_back(script, *rollout, "-tr-cr--", gae=False)
     close(steps.returns[played, 0], [2, 2, 7, 8, 9, 8])
     close(steps.advantages[played, 0], [1.5, 1, 5.5, 6, 6.5, 5])  # R - V
 
 
-@catches("TeamBuffer.critic_steps, the dead do not learn: ~reset_rows[:-1] -> share_obs[:-1, :, 0] == 3")
+@catches("TeamBuffer.critic_steps, the dead do not learn: ~reset_rows[:-1] -> v[:-1] == 3")
 def test_return_at_a_death(script):
     """FP, two agents; the first dies in step 0. The team gets 1, 2, 4, and the episode terminates. What an agent does
     in step 0 is worth R_0 = 1 + 0.5 * 2 + 0.25 * 4 = 3 to the team, whether or not it lives on; R_1 = 2 + 0.5 * 4 = 4,
@@ -87,6 +95,47 @@ def test_return_at_a_death(script):
         assert knows.active.all()  # rows 1 and 2 of the first agent count: V(0) learns 4
         steps = looks_back(script, [1, 2, 4], [(3, 3), (0, 4), (0, 4), (0, 77)], "--t", gae_lambda=gae_lambda)
         close(steps.returns[0], [untrained, 3])  # 0.5: half of it is sampled, delta by delta
+
+
+@catches(
+    'TeamBuffer.insert_results, everybody gets the sum: = infos["rewards"] -> = rewards[:, None]',
+    'TeamBuffer.insert_results, the termination of all: [t] = infos["terminated"] -> [t] = terminated[:, None]',
+    "TeamBuffer.insert_results, a death is no end: (next_rows[:, self.alive] == 0) -> (next_rows[:, self.alive] > 9)",
+    'TeamBuffer.insert_results, terminated and cut off: over & ~infos["terminated"] -> terminated[:, None]',
+    "TeamBuffer.critic_steps, the dead learn: if args.agent_rewards: -> if False:",
+    "Team.share_obs, the dead have no final state: if self.args.agent_rewards: -> if False:",
+)
+def test_rewards_and_ends_of_each_agent(script):
+    """FP with --agent-rewards: two agents with rewards of their own, gamma = lambda = 1/2, and V(o, s) = o.
+
+    step  rewards  what happens              observations after it
+    0     1, -1    the first is cut off      8, 4
+    1     0, -2    the second terminates     0, 6
+    2     0, 0     (resets)                  1, 1
+    3     3, -3    the second terminates     2, 6
+    4     4, 0     time is up                4, 0
+
+    The first, where 8 is what it saw last; then the second:
+        A_0 = 1 + 8/2 - 1 = 4,   A_3 = 3 + 2/2 - 1 + A_4/4 = 4,   A_4 = 4 + 4/2 - 2 = 4
+        A_0 = -1 + 4/2 - 1 + A_1/4 = -1.5,   A_1 = -2 - 4 = -6,   A_3 = -3 - 1 = -4
+    """
+    layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 4)], slice(2, 4), [slice(2, 4)] * 2, [slice(4, 4)] * 2)
+    own = {"state_type": "FP", "agent_rewards": True, "value_norm": False, "hidden_sizes": ()}
+    args = script.Args(num_steps=5, num_envs=1, gamma=0.5, gae_lambda=0.5, **own)
+    team = script.Team(layout, [spaces.Discrete(2)] * 2, args)
+    team.critic.mlp[0].weight.data[:] = torch.tensor([1.0, 0, 0])  # V sees o, s, s
+    buffer = script.TeamBuffer(args, team)
+    buffer.team_rows[:, 0] = [[1, 1, 1, 1], [0, 1, 8, 4], [0, 1, 0, 6], [1, 1, 1, 1], [1, 0, 2, 6], [1, 0, 4, 0]]
+    buffer.reset_rows[2] = True
+    rewards, died = [(1, -1), (0, -2), (0, 0), (3, -3), (4, 0)], [(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)]
+    for t, (over, cut) in enumerate([(0, 0), (1, 0), (0, 0), (0, 0), (0, 1)]):
+        infos = {"rewards": np.array([rewards[t]]), "terminated": np.array([died[t]]) > 0}
+        outcome = np.array([sum(rewards[t])]), np.array([over]) > 0, np.array([cut]) > 0
+        buffer.insert_results(t, buffer.team_rows[t + 1], *outcome, infos)
+    steps = buffer.critic_steps(team)
+    assert steps.active.tolist() == [[True, True], [False, True], [False, False], [True, True], [True, False]]
+    close(steps.returns[steps.active], [5, -0.5, -2, 5, -3, 6])  # A + V
+    close(steps.advantages[steps.active], [4, -1.5, -6, 4, -4, 4])
 
 
 class Shuffled:
@@ -136,7 +185,8 @@ def test_minibatches(script):
 
 def small_team(script, **given):
     """A Team of two agents that observe 1 and 2 numbers; its rows are alive, alive | o | o o | state, state."""
-    layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 5)], slice(5, 7), [slice(7, 7)] * 2)
+    state = slice(5, 7)
+    layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 5)], state, [state] * 2, [slice(7, 7)] * 2)
     spaces_of = [spaces.Discrete(9)] * 2
     return script.Team(layout, spaces_of, script.Args(share_policy=False, hidden_sizes=(4,), **given))
 
@@ -152,8 +202,11 @@ def test_what_the_critic_sees(script):
     """
     rows = torch.tensor([[[1.0, 1, 1, 3, 4, 7, 8], [1, 0, 2, 5, 6, 9, 10]]])
     close(small_team(script).share_obs(rows)[0], [[7, 8], [9, 10]])
-    states = [[1, 0, 7, 8], [3, 4, 7, 8], [2, 0, 9, 10], [0, 0, 0, 0]]
-    close(small_team(script, state_type="FP").share_obs(rows)[0], states)
+    states = np.array([[1, 0, 7, 8], [3, 4, 7, 8], [2, 0, 9, 10], [0, 0, 0, 0]])
+    team = small_team(script, state_type="FP")
+    close(team.share_obs(rows)[0], states)
+    team.layout = team.layout._replace(states=[slice(5, 6), slice(6, 7)])  # each agent has its own
+    close(team.share_obs(rows)[0], states[:, [0, 1, 2]] + [[0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]])
 
 
 @catches(
@@ -185,7 +238,7 @@ def test_value_norm(script):
 @catches(
     "huber_value_loss, value clip ignored: clip_coef is not None -> clip_coef == 77",
     "huber_value_loss, min for max: torch.max -> torch.min",
-    'huber_value_loss, squares: (values, returns, reduction="none", delta=huber -> (values, returns, delta=1e9 * huber',
+    "huber_value_loss, squares: delta=huber_delta -> delta=1e9 * huber_delta",
 )
 def test_value_loss(script):
     """Errors 1 and -3, delta 2: 1/2 and 2 (3 - 1) = 4, mean 2.25.
@@ -215,12 +268,13 @@ def test_only_active_rows_count(script):
     active = torch.tensor([[True, True, True, True, False]])
     log_ratios, entropies = torch.tensor([[1.5, 0.5, 1.5, 0.5, np.inf]]).log(), torch.tensor([[1.0, 2, 3, 4, 99]])
     advantages = torch.tensor([[2.0, 2, -2, -2, 9]])
-    batch = script.PolicySteps(None, None, ~active, None, None, 0 * entropies, active, advantages)
+    fields = dict.fromkeys(script.PolicySteps._fields) | {"reset_rows": ~active, "log_probs": 0 * entropies}
+    batch = script.PolicySteps(**fields | {"active": active, "advantages": advantages})
     policy = lambda *_: (log_ratios, entropies, None)
-    loss, figures = script.team_policy_loss(policy, batch, script.Args(ent_coef=0.1))
+    loss, metrics = script.team_policy_loss(policy, batch, script.Args(ent_coef=0.1))
     close(loss, 0.3 - 0.1 * 2.5)
     kl = ((0.5 - np.log(1.5)) + (-0.5 - np.log(0.5))) / 2
-    close([figures[name] for name in ("entropy", "clip_fraction", "approx_kl")], [2.5, 1, kl])
+    close([metrics[name] for name in ("entropy", "clip_fraction", "approx_kl")], [2.5, 1, kl])
     threes, critic = torch.full((1, 5), 3.0), lambda *_: (torch.tensor([1.0, 1, 1, 1, 9]).view(1, 5, 1), None)
     batch = script.CriticSteps(None, None, ~active, 0 * threes, threes, None, active)
     for given, loss in (({"clip_vloss": False}, 2), ({"clip_vloss_coef": 0.5}, 2.5**2 / 2)):
@@ -237,7 +291,7 @@ def test_happo_hands_on_the_product_of_ratios(script):
     watched = lambda *given: learned.append(given[3].advantages.item())
     with mock.patch.multiple(script, update=watched, ratios_now=lambda actor, _: actor):
         team = SimpleNamespace(actors=[2.0, 3.0, 5.0])
-        script.happo_update(team, [None] * 3, [steps] * 3, None, Shuffled(1, 2, 0), None)
+        script.happo_update(team, None, [steps] * 3, None, Shuffled(1, 2, 0), None)
     assert learned == [1, 3, 15]
 
 
@@ -272,7 +326,7 @@ def test_actions_are_drawn_with_their_probabilities(script):
     """Logits log 1, 2, 3, the second not available: 1/4, 0, 3/4 of 10,000 draws (3 sigma: 0.013), which is also what
     the policy says of them.
     """
-    layout = script.Layout(slice(0, 1), [slice(0, 1)], slice(0, 1), [slice(1, 4)])
+    layout = script.Layout(slice(0, 1), [slice(0, 1)], slice(0, 1), [slice(0, 1)], [slice(1, 4)])
     team = script.Team(layout, [spaces.Discrete(3)], script.Args())
     (policy,) = team.actors
     rows = np.tile(np.float32([1, 1, 0, 1]), (10_000, 1))
@@ -288,6 +342,8 @@ def test_actions_are_drawn_with_their_probabilities(script):
     close(entropies, [[0.562335, 0.562335]])
     team.begin_episodes(5)
     assert team.act(rows[:5])[0].tolist() == [2] * 5
+    with fails("act takes a batch of team rows; for one, it is act(row[None])"):
+        team.act(rows[0])
 
 
 @catches(
@@ -296,17 +352,25 @@ def test_actions_are_drawn_with_their_probabilities(script):
     'AgentPolicy.to_env, start forgotten: getattr(space, "start", 0) -> 0',
     "AgentPolicy.to_env, factors exchanged: self.output_sizes[0] * act -> self.output_sizes[1] * act",
     "AgentPolicy.choose, half the deviation: self.log_std.exp() * noise -> self.log_std.exp() * noise / 2",
+    "AgentPolicy.to_env, not mapped: self.action_scale * actions + self.action_bias -> actions",
+    "scale_and_bias, one bound is enough: (low > -1e30) & (high < 1e30) -> (low > -1e30) | (high < 1e30)",
 )
 def test_actions_as_the_environment_takes_them(script):
-    """simple_reference has 5 moves and 10 messages in one number, move + 5 · message, so (2, 7) is 2 + 35 = 37."""
+    """simple_reference has 5 moves and 10 messages in one number, move + 5 · message, so (2, 7) is 2 + 35 = 37. A Box
+    from -3 to 5 takes 0.3 as 1 + 4 * 0.3 = 2.2, rounded if it holds integers; without two bounds a number stays.
+    """
     policy = lambda space, factor=0: script.AgentPolicy(1, space, script.Args(action_factor=factor))
     speaks = policy(spaces.Discrete(50, start=3), 5)
     assert speaks.output_sizes == [5, 10] and speaks.to_env(np.array([[2, 7], [4, 9]])).tolist() == [40, 52]
     assert policy(spaces.Discrete(7), 5).output_sizes == [7] and policy(spaces.Discrete(5), 5).output_sizes == [5]
     several = policy(spaces.MultiDiscrete([2, 3], start=[1, 0])).to_env(np.array([[1, 2], [0, 0]]))
     assert several.tolist() == [[2, 2], [1, 0]]
-    integers = policy(spaces.Box(-3, 4, (1, 2), np.int64)).to_env(np.array([[1.6, 9], [-0.4, -9]], np.float32))
-    assert integers.tolist() == [[[2, 4]], [[0, -3]]] and integers.dtype == np.int64
+    integers = policy(spaces.Box(-3, 5, (1, 2), np.int64)).to_env(np.array([[0.3, 9], [-0.4, -9]], np.float32))
+    assert integers.tolist() == [[[2, 5]], [[-1, -3]]] and integers.dtype == np.int64
+    huge = np.finfo(np.float32).max
+    low, high = np.float32([-3, -huge, -huge, 0, 7]), np.float32([5, huge, 1, np.inf, 7])
+    taken = policy(spaces.Box(low, high)).to_env(np.float32([[0.3, 1e9, 0.3, 0.3, 0.3]]))
+    close(taken, [[2.2, 1e9, 0.3, 0.3, 7]])
     gaussian = policy(spaces.Box(-1, 1, (2,)))
     gaussian.log_std.data[:] = torch.tensor([1.0, 3.0]).log()
     assert gaussian.outputs == 2
@@ -338,6 +402,7 @@ class Game(ParallelEnv):
     metadata, render_mode, actions = {}, None, 2
     start = lambda self: None
     info = lambda self, agent: {}
+    shown = lambda self: self.agents
     observe = lambda self, agent: np.zeros(1, np.float32)
     observation_space = lambda self, agent: spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = lambda self, agent: spaces.Discrete(self.actions)
@@ -355,7 +420,8 @@ class Game(ParallelEnv):
         assert set(actions) == set(self.agents), "the dead must not act, the others must"
         self.t += 1
         own = [x if callable(x) else lambda agent, x=x: x for x in self.play(actions)]  # the same for all, or not
-        obs, infos, (rewards, terminated, truncated) = self.all(self.observe), self.all(self.info), map(self.all, own)
+        obs, infos = {agent: self.observe(agent) for agent in self.shown()}, self.all(self.info)
+        rewards, terminated, truncated = map(self.all, own)
         self.agents = [agent for agent in self.agents if not terminated[agent] and not truncated[agent]]
         return obs, rewards, terminated, truncated, infos
 
@@ -392,6 +458,7 @@ SETTINGS |= {"clip_vloss_coef": 0.05, "huber_delta": 0.5}
 VARIANTS = {
     "HAPPO, FP": {"happo": True, "share_policy": False, "state_type": "FP"},
     "shared, EP": {"gae": False, "value_norm": False, "clip_vloss": False, "anneal_lr": False},
+    "own rewards": {"state_type": "FP", "agent_rewards": True},
 }
 
 
@@ -411,7 +478,7 @@ def weights_by_definition(name):
     import mappo
 
     args = mappo.Args(**SETTINGS | VARIANTS[name])
-    shared, fp, T = args.share_policy, args.state_type == "FP", args.num_steps
+    shared, fp, T, own = args.share_policy, args.state_type == "FP", args.num_steps, args.agent_rewards
     envs = vector_env([lambda: mappo.TeamEnv(Fray(alike=shared))], 2)
     team = stirred(mappo.make_team(args, envs))
     networks = [*(actor.network.mlp for actor in team.actors), team.critic.mlp]
@@ -426,8 +493,8 @@ def weights_by_definition(name):
 
     def value(t, e, i):
         row = rows[t][e]
-        obs = [*row[2:4], 0] if i == 0 else [*row[4:end]]
-        state = np.array([*obs, *row[end : end + 2]]) * row[i] if fp else row[end : end + 2]
+        obs = [*row[2:4], *[0] * (not shared)] if i == 0 else [*row[4:end]]
+        state = np.array([*obs, *row[end : end + 2]]) * (row[i] or own) if fp else row[end : end + 2]
         return networks[-1](torch.tensor(state, dtype=torch.float32))[0]
 
     def scale():
@@ -461,7 +528,7 @@ def weights_by_definition(name):
         return torch.where(x < delta, x**2 / 2, delta * (x - delta / 2)).max()
 
     rng, batches, taken = np.random.default_rng([args.seed, 0]), [], 0
-    (row, _), resets = envs.reset(seed=int(rng.integers(2**31))), [False, False]
+    (row, _), resets, _ = envs.reset(seed=int(rng.integers(2**31))), [False, False], rng.integers(2**31)
     while taken < args.total_timesteps:
         for optimizer in optimizers:
             rate = 1 - taken / args.total_timesteps if args.anneal_lr else 1
@@ -474,16 +541,19 @@ def weights_by_definition(name):
                     action[t, e, i] = int((log_p + torch.tensor(z)).argmax())
                     old[t, e, i] = log_p[action[t, e, i]]
                     active[k] |= {(t, e, i)} if row[e][i] == 1 and not resets[e] else set()
-                    active[-1] |= {(t, e, i)} if not resets[e] else set()
-            row, reward, *over, _ = envs.step(tuple(np.array([action[t, e, i] for e in (0, 1)]) for i in (0, 1)))
-            rows, rewards, taken = [*rows, row], [*rewards, reward], taken + 2 - sum(resets)
-            ends.append(["t" if terminated else "c" if truncated else "-" for terminated, truncated in zip(*over)])
-            resets = [end in "tc" for end in ends[-1]]
+                    active[-1] |= {(t, e, i)} if not resets[e] and (row[e][i] == 1 or not own) else set()
+            row, reward, *over, infos = envs.step(tuple(np.array([action[t, e, i] for e in (0, 1)]) for i in (0, 1)))
+            rows, taken = [*rows, row], taken + 2 - sum(resets)
+            rewards.append(infos["rewards"] if own else np.stack([reward, reward], 1))
+            resets = [terminated or truncated for terminated, truncated in zip(*over)]
+            died = infos["terminated"] if own else over[0][:, None].repeat(2, 1)
+            gone = [[resets[e] or (own and row[e][i] == 0) for i in (0, 1)] for e in (0, 1)]
+            ends.append([["t" if died[e][i] else "c" if gone[e][i] else "-" for i in (0, 1)] for e in (0, 1)])
 
         advantages, values, returns, (mean, std) = {}, {}, {}, scale()
         for e, i in [(0, 0), (0, 1), (1, 0), (1, 1)]:
             said = [value(t, e, i).item() for t in range(T + 1)]
-            walk = [x[e] for x in rewards], [v * std + mean for v in said], [x[e] for x in ends]
+            walk = [x[e][i] for x in rewards], [v * std + mean for v in said], [x[e][i] for x in ends]
             for t, A in enumerate(by_walking(*walk, args.gamma, args.gae_lambda if args.gae else 1)):
                 advantages[t, e, i], values[t, e, i], returns[t, e, i] = A, said[t], A + walk[1][t]
         M = np.ones((T, 2))
@@ -499,8 +569,8 @@ def weights_by_definition(name):
 
 
 @catches(
-    "train, ends forgotten: ended = terminated | truncated -> ended = terminated",
-    "TeamBuffer.critic_steps, not denormalised: if team.value_norm is None -> if True",
+    "train, ends forgotten: dones = terminated | truncated -> dones = terminated",
+    "TeamBuffer.critic_steps, not denormalised: if team.value_norm is None else -> if True else",
     "happo_update, M not handed on: factor = factor * ratios_now(team.actors[k], steps) -> pass",
     "train, the last observation is forgotten: buffer.team_rows[-1] = team_rows -> pass",
     "train, targets not normalised: team.value_norm.normalize(critic_steps.returns) -> critic_steps.returns",
@@ -520,26 +590,26 @@ def test_training_equals_its_definition(script):
 
 @slow
 @catches(
-    "train, truncation terminates: buffer.terminated[t] = terminated -> buffer.terminated[t] = ended",
-    "TeamBuffer.critic_steps, denormalised twice: denormalize(values) -> denormalize(10 * values)",
-    "TeamBuffer.critic_steps, another environment: team.device).repeat_inter -> team.device).roll(1, 1).repeat_inter",
-    "TeamBuffer.critic_steps, values kept denormalised: values[:-1] -> v[:-1]",
-    "TeamBuffer.critic_steps, last row not denormalised: v[1:], -> torch.cat([v[1:-1], values[-1:]]),",
+    "TeamBuffer.insert_results, truncation terminates: = terminated[:, None] -> = (terminated | truncated)[:, None]",
+    "TeamBuffer.critic_steps, denormalised twice: denormalize(outputs) -> denormalize(10 * outputs)",
+    "TeamBuffer.critic_steps, another environment: on_device(self.rewards) -> on_device(self.rewards).roll(1, 1)",
+    "TeamBuffer.critic_steps, values kept denormalised: values=outputs[:-1] -> values=v[:-1]",
+    "TeamBuffer.critic_steps, last row not denormalised: v[1:], -> torch.cat([v[1:-1], outputs[-1:]]),",
     "happo_update, M forgotten: advantages=factor * all -> advantages=all",
     "happo_update, always the same order: rng.permutation(len(team.actors)) -> range(len(team.actors))",
     "ratios_now, upside down: log_probs - steps.log_probs -> steps.log_probs - log_probs",
     "ratios_now, of the dead as well: .masked_fill(~steps.active, 0) -> ",
-    "train, one learning rate: if args.anneal_lr else 1 -> if False else 1",
+    "train, one learning rate: if args.anneal_lr else 1.0 -> if False else 1.0",
     "train, targets on the old scale: team.value_norm.update(critic -> team.value_norm.normalize(critic",
     "train, reset rows in the mean: critic_steps.returns[critic_steps.active] -> critic_steps.returns",
     "update, gradients not shortened: args.max_grad_norm -> 1e9",
     "update, one epoch: range(args.update_epochs) -> range(1)",
     "TeamBuffer.policy_steps, reset rows are active: (alive == 1) & ~reset_rows -> alive == 1",
-    "TeamBuffer.policy_steps, the dead weigh: = normalize(advantages[active]) -> = normalize(advantages)[active]",
+    "TeamBuffer.policy_steps, the dead weigh: = normalize(normalized[active]) -> = normalize(normalized)[active]",
     "TeamBuffer.policy_steps, the first agent's for all: of_agents[..., agents] -> of_agents[..., [0 for _ in agents]]",
     "Team.__init__, the critic's gain: args.recurrent, gain=1.0 -> args.recurrent, gain=0.5",
     "Team.views, agents before environments: dim=2).flatten(1, 2), torch -> dim=1).flatten(1, 2), torch",
-    "Team.to_env, actions of others: [place :: len(agents)] -> [len(agents) - 1 - place :: len(agents)]",
+    "Team.to_env, actions of others: per_env[:, place] -> per_env[:, -1 - place]",
     "TeamBuffer.critic_steps, always GAE: if args.gae else -> if True else",
 )
 def test_training_equals_its_definition_in_all_parts(script):
@@ -547,12 +617,24 @@ def test_training_equals_its_definition_in_all_parts(script):
     test_training_equals_its_definition(script)
 
 
+def watched(owner, name, look):
+    """Call look(arguments, result) after each call of a function or method."""
+    original = getattr(owner, name)
+
+    def call(*given):
+        result = original(*given)
+        look(given, result)
+        return result
+
+    return mock.patch.object(owner, name, call)
+
+
 @catches(
     "train, memory lost between rollouts: = buffer.rnn_states -> = team.first_states(args.num_envs)",
-    "train, resets of the other environment: rnn_states, ended, noise -> rnn_states, ended[::-1].copy(), noise",
+    "train, resets of the other environment: rnn_states, dones, noise -> rnn_states, dones[::-1].copy(), noise",
     "Team.sample, resets of no agent: reset_rows.repeat_interleave -> (reset_rows & False).repeat_interleave",
     "TeamBuffer.policy_steps, memory begins anew: self.rnn_states[k] = states[-1] -> pass",
-    "TeamBuffer.policy_steps, states after the step: obs, states[:-1] -> obs, states[1:]",
+    "TeamBuffer.policy_steps, states after the step: rnn_states=states[:-1] -> rnn_states=states[1:]",
     "TeamBuffer.critic_steps, memory begins anew: self.rnn_states_critic = states[-2] -> pass",
     "TeamBuffer.critic_steps, sees the last row twice: critic = states[-2] -> critic = states[-1]",
     "TeamBuffer.critic_steps, resets of another row: critic, reset_rows) -> critic, reset_rows.roll(1, 0))",
@@ -563,17 +645,6 @@ def test_recurrent_training(script):
     acting. Chunks then bring the same log-probs: no KL divergence, and ratios of 1.
     """
     acted, seen, settings = [], {"critic": [], 0: [], 1: []}, SETTINGS | VARIANTS["HAPPO, FP"] | {"learning_rate": 0.0}
-
-    def watched(owner, name, look):
-        original = getattr(owner, name)
-
-        def call(*given):
-            result = original(*given)
-            look(given, result)
-            return result
-
-        return mock.patch.object(owner, name, call)
-
     keep = lambda k, steps: seen[k].append((steps[0], steps.rnn_states, steps.reset_rows))  # what it sees comes first
     with (
         watched(script.Team, "sample", lambda given, _: acted.append(torch.stack(given[2]))),
@@ -583,12 +654,34 @@ def test_recurrent_training(script):
     ):
         settings |= {"recurrent": True, "data_chunk_length": 2}
         run = rehearse(script, lambda: script.TeamEnv(Fray(alike=False)), **settings)
-    close(run.logged["approx_kl"], np.zeros(len(run.logged["approx_kl"])))
+    close(run.all_logged["approx_kl"], np.zeros(len(run.all_logged["approx_kl"])))
     for k, network in zip(seen, [run.agent.critic, *(actor.network for actor in run.agent.actors)]):
         x, states, reset_rows = map(torch.cat, zip(*seen[k]))
         close(network(x, torch.zeros(len(states[0]), 4), reset_rows)[1][:-1], states)
         assert states.abs().min() == 0 and states[4::4].abs().max() > 0.1  # rows 4, 8, … begin a rollout
         close(torch.stack([x[k] for x in acted[: len(states)]]) if k != "critic" else states, states)
+
+
+@catches("update, never in training: network.train() -> pass", "update, always in training: network.eval() -> pass")
+def test_dropout_belongs_to_the_loss(script):
+    """Networks are in training mode in the loss; who acts, and whose ratios count, is not."""
+    modes = {"team_policy_loss": set(), "ratios_now": set(), "sample": set()}
+    note = lambda name: lambda given, _: modes[name].update(part.training for part in given[0].modules())
+    look = lambda owner, name: watched(owner, name, note(name))
+    with look(script, "team_policy_loss"), look(script, "ratios_now"), look(script.Team, "sample"):
+        rehearse(script, lambda: script.TeamEnv(Fray(alike=False)), **SETTINGS | VARIANTS["HAPPO, FP"])
+    assert modes == {"team_policy_loss": {True}, "ratios_now": {False}, "sample": {False}}
+
+
+def test_a_scheduler_of_ones_own(script):
+    """Whoever replaces the scheduler replaces it: nothing else sets a learning rate, --no-anneal-lr or not."""
+    halving = lambda optimizer, factor: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for anneal_lr in (True, False):
+        with mock.patch.object(torch.optim.lr_scheduler, "LambdaLR", halving):
+            run = small_run(
+                script, lambda: script.TeamEnv(Matrix()), anneal_lr=anneal_lr, learning_rate=0.02, num_steps=2
+            )
+        close(run.all_logged["learning_rate"][:4], [0.02, 0.01, 0.005, 0.0025])
 
 
 # ------------------------------------------------------------------------------------- teams as vector environments
@@ -640,6 +733,7 @@ class Scripted(Game):
     """
 
     episode, masks = -1, None
+    shown = lambda self: self.possible_agents  # even the dead
     observe = lambda self, agent: np.full(1, 100 * "ab".index(agent) + 10 * self.episode + self.t, np.float32)
     info = lambda self, agent: {"action_mask": np.array(self.masks[agent], np.int8)} if self.masks else {}
     state = lambda self: np.array([self.episode, self.t], np.float32)
@@ -650,30 +744,34 @@ class Scripted(Game):
     def play(self, actions):
         ends = self.scripts[self.episode % len(self.scripts)]
         ended = lambda kind: lambda agent: ends[agent] == [self.t, kind]
-        return lambda agent: 1.0 + "ab".index(agent), ended("t"), ended("c")
+        return lambda agent: np.array([1.0 + "ab".index(agent)]), ended("t"), ended("c")  # arrays, as some games do
 
 
 @catches(
     "TeamEnv.step, ends with the first agent: over = not going_on -> over = len(going_on) < 2",
     "TeamEnv.step, any who terminated decides: all(terminated.get(name, True) -> any(terminated.get(name, True)",
-    "TeamEnv.step, the last to act is dead: given if over else going_on -> going_on",
+    "TeamEnv.step, the last to act is dead: acting if over else going_on -> going_on",
+    "TeamEnv.step, no final observation: for name in acting if name in obs} -> for name in going_on}",
+    "TeamEnv.step, the dead are shown: for name in going_on} | final -> for name in going_on} | obs",
 )
 def test_the_dead_and_how_episodes_end(script):
     """Agent a terminates at step 1, b is truncated at step 3: the episode is truncated. In the second episode b is
-    truncated at step 1 and a terminates at step 2: the last to act terminated, and so did the episode.
+    truncated at step 1 and a terminates at step 2: the last to act terminated, and so did the episode. What an agent
+    sees last is shown, and nothing after it, even if the game goes on telling it.
     """
     plan = '{"scripts": [{"a": [1, "t"], "b": [3, "c"]}, {"a": [2, "t"], "b": [1, "c"]}]}'
     envs, layout = make(script, "Scripted", env_kwargs=plan)
-    assert layout == script.Layout(slice(0, 2), [slice(2, 3), slice(3, 4)], slice(4, 6), [slice(6, 6)] * 2)
+    state = slice(4, 6)
+    assert layout == script.Layout(slice(0, 2), [slice(2, 3), slice(3, 4)], state, [state] * 2, [slice(6, 6)] * 2)
     rows, _ = envs.reset(seed=0)  # the constructor has reset it once: this is the plan's second episode
     action = (np.zeros(1, np.int64),) * 2
     close(rows[0], [1, 1, 10, 110, 1, 0])
     expected = [
         # alive a and b, observations of a and b, state; reward, terminated, truncated; terminated of a and b
-        ([1, 0, 11, 0, 1, 1], 3, False, False, [False, False]),
+        ([1, 0, 11, 111, 1, 1], 3, False, False, [False, False]),
         ([1, 0, 12, 0, 1, 2], 1, True, False, [True, False]),  # the last row: who acted last has an observation
         ([1, 1, 20, 120, 2, 0], 0, False, False, [False, False]),
-        ([0, 1, 0, 121, 2, 1], 3, False, False, [True, False]),
+        ([0, 1, 21, 121, 2, 1], 3, False, False, [True, False]),
         ([0, 1, 0, 122, 2, 2], 2, False, False, [False, False]),
         ([0, 1, 0, 123, 2, 3], 2, False, True, [False, False]),
         ([1, 1, 30, 130, 3, 0], 0, False, False, [False, False]),
@@ -698,8 +796,8 @@ def tictactoe(render_mode=None):
 
 
 @catches(
-    "TeamEnv.row, no valid action: np.arange(len(mask)) == 0 -> mask",
-    'TeamEnv.row, of the observation alone: infos.get(name, {}).get("action_mask") -> None',
+    "usable, no valid action: factor[0] = 1 -> pass",
+    'TeamEnv.row, of the observation alone: info.get("action_mask") -> None',
     'TeamEnv.row, of info alone: mask = obs[name].get("action_mask", mask) -> pass',
 )
 def test_masks_come_from_info_or_from_the_observation(script):
@@ -717,9 +815,78 @@ def test_masks_come_from_info_or_from_the_observation(script):
         rows, *_ = envs.step((np.array([4]), np.array([0])))
 
 
+class Buttons(Game):
+    """One step; each agent presses one button of two and one of three; pays for those that the masks allow."""
+
+    masks = (0, 1), (0, 0, 1)
+    action_space = lambda self, agent: spaces.MultiDiscrete([2, 3])
+    info = lambda self, agent: {"action_mask": self.masks} if self.t >= self.first else {}
+    play = lambda self, actions: (lambda agent: float(actions[agent][0] + actions[agent][1]), True, False)
+
+
+@catches("usable, one choice in all factors: np.cumsum(sizes)[:-1] -> []")
+def test_masks_of_several_factors(script):
+    """Of actions (2, 3) only (1, 2) is allowed: each agent gets 3, untrained. Where a factor has no choice, it is 0."""
+    plain, masked = (small_run(script, lambda: script.TeamEnv(Buttons(first=first))) for first in (9, 0))
+    assert set(masked.episodes["return"]) == {6.0} and len(set(plain.episodes["return"])) > 2
+    close(script.usable((np.array([0, 0]), np.array([0, 1, 1])), [2, 3]), [1, 0, 0, 1, 1])
+    with pytest.raises(script.UserError, match="a has an action_mask after a step, but no agent has one after reset"):
+        small_run(script, lambda: script.TeamEnv(Buttons(first=1)))
+
+
+def small_run(script, make_env, **settings):
+    """A short training."""
+    quick = {"num_envs": 2, "num_steps": 10, "hidden_sizes": (4,), "total_timesteps": 20, "update_epochs": 1}
+    return rehearse(script, make_env, **quick | settings)
+
+
+@catches(
+    "TeamEnv.find_states, a table of states is one: if state.ndim == 2 and -> if False and",
+    'TeamEnv.find_states, states in infos are not seen: if all("state" in -> if False and all("state" in',
+    "TeamEnv.row, states of others: self.layout.states[i]] = np.ravel -> self.layout.states[-1 - i]] = np.ravel",
+)
+def test_states_of_each_agent(script):
+    """Agents see 0 and 0; their states are (1, 2) and (3, 4), given by state() or in infos: FP shows (0, 1, 2) and
+    (0, 3, 4), EP all four numbers.
+    """
+    states = {"a": [1, 2], "b": [3, 4]}
+    for given in ({"state": lambda: np.array([[1, 2], [3, 4]])}, {"info": lambda agent: {"state": states[agent]}}):
+        envs = vector_env([lambda given=given: script.TeamEnv(Matrix(**given))], 1)
+        for state_type, seen in (("EP", [[1, 2, 3, 4]]), ("FP", [[0, 1, 2], [0, 3, 4]])):
+            team = script.make_team(script.Args(state_type=state_type), envs)
+            rows = torch.tensor(envs.reset(seed=0)[0])
+            close(team.share_obs(rows[None])[0], seen)
+            assert team.critic.mlp[0].in_features == len(seen[0])
+
+
+class Tenfold(BaseParallelWrapper):
+    """A wrapper of a user's own: rewards are ten times as large."""
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        return obs, {agent: 10 * reward for agent, reward in rewards.items()}, *rest
+
+
+@catches(
+    "TeamEnv.__init__, counted outside: self.counter = TeamReturn(env) -> self.counter = TeamReturn(wrappers[0](env))",
+    "TeamReturn.reset, episodes add up: self.true_return = 0.0 -> self.true_return = getattr(self, 'true_return', 0.0)",
+    "TeamEnv.step, the limit is of what was learnt: self.true_return >= -> 10 * self.true_return >=",
+)
+def test_returns_are_true_ones(script):
+    """The team gets 3 a step, and learns from 30. Its return is 9 after 3 steps, where the limit is."""
+    plan = '{"scripts": [{"a": [99, "t"], "b": [99, "t"]}]}'
+    envs, _ = make(script, "Scripted", env_kwargs=plan, max_episode_return=9.0, wrappers=("test_mappo.Tenfold",))
+    envs.reset(seed=0)
+    for t in range(8):
+        _, rewards, _, truncated, _ = envs.step((np.zeros(1, np.int64),) * 2)
+        close(rewards, [0 if t in (3, 7) else 30])
+        close(envs.get_attr("true_return"), [[3, 6, 9, 0, 3, 6, 9, 0][t]])
+        assert truncated[0] == (t in (2, 6))
+
+
 @catches(
     "make_team_envs, no limit of steps: if args.max_episode_steps is not None: -> if False:",
-    "make_team_envs, no limit of returns: if args.max_episode_return is not None: -> if False:",
+    "make_team_envs, no limit of returns: args.max_episode_return) -> None)",
 )
 def test_limits_truncate(script):
     """Each step pays 3 to the team: 9 after 3 steps."""
@@ -764,6 +931,23 @@ class Recall(Game):
     play = lambda self, actions: (float(self.t == 3 and actions == self.sign), self.t == 3, False)
 
 
+class Rivals(Game):
+    """One step; doing 1 takes 1 from the other: a gets x and b gets -x, where x = a's action - b's."""
+
+    play = lambda self, actions: (lambda agent: 2.0 * actions[agent] - sum(actions.values()), True, False)
+
+
+def test_opposite_aims(script):
+    """The team always gets 0, and so nothing is to be learnt; what each gets by itself is best with 1."""
+    quick = {"num_envs": 16, "num_steps": 10, "share_policy": False, "state_type": "FP", "learning_rate": 0.01}
+    for agent_rewards in (True, False):
+        more = {"agent_rewards": agent_rewards, "total_timesteps": 500, "ent_coef": 0.0}
+        run = rehearse(script, lambda: script.TeamEnv(Rivals()), **quick | more)
+        for actor in run.agent.actors:
+            does_1 = actor.network.mlp(torch.zeros(1)).softmax(0)[1].item()
+            assert does_1 > 0.9 if agent_rewards else 0.3 < does_1 < 0.7
+
+
 HAPPO = {"happo": True, "share_policy": False}
 GAMES = {  # game, settings, steps, best return
     "matrix, HAPPO": (Matrix, HAPPO, 2000, 6.0),
@@ -787,14 +971,14 @@ def test_games_of_pettingzoo(script):
     for env_id, steps in (("tictactoe", 400), ("pettingzoo.classic.rps_v2", 80)):
         with mock.patch("tools.vector_env", lambda makers, n, env_id=env_id: make(script, env_id, n)[0]):
             run = rehearse(script, None, num_envs=4, num_steps=steps // 4, total_timesteps=steps)
-        assert {total for _, total in run.episodes} == {0.0} and len(run.episodes) >= steps // 20
+        assert set(run.episodes["return"]) == {0.0} and run.num_episodes >= steps // 20
 
 
 def test_one_environment_one_step(script):
     """A rollout that is nothing but a reset row is not learned from, nor counted."""
     run = rehearse(script, lambda: script.TeamEnv(Matrix()), num_envs=1, num_steps=1, total_timesteps=5)
-    assert run.step == 5 == len(run.episodes) and flat(run.agent).isfinite().all()
-    assert len(run.logged["value_loss"]) == len(run.logged["entropy"]) == 50
+    assert run.step == 5 == run.num_episodes and flat(run.agent).isfinite().all()
+    assert len(run.all_logged["value_loss"]) == len(run.all_logged["entropy"]) == 50
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
@@ -805,8 +989,9 @@ RUN += "--eval-every 60 --eval-episodes 1"
 
 
 @catches(
-    "train, an optimizer is not saved: critic_optimizer=critic_optimizer, -> ",
-    "train, no new episodes then: == run.checkpoint_step -> == run.checkpoint_step and 'rng' not in vars()",
+    "train, the optimiser is not saved: optimizer=optimizer, -> ",
+    "train, the scheduler is not saved: , scheduler=scheduler -> ",
+    "train, no new episodes then: if run.write_what_is_due(): -> if run.write_what_is_due() and False:",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
@@ -818,7 +1003,12 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 
 REFUSED = {
-    "--env-id mpe2.simple_spred_v3": "cannot make mpe2.simple_spred_v3",
+    "--env-id mpe2.simple_spred_v3": "simple_spred_v3",
+    "--env-id no_such_module:game": "no_such_module",
+    "--env-id gymnasium:Env": "not a parallel environment",
+    "--wrappers gymnasium.wrappers.FlattenObservation": "a wrapper must be one of parallel environments",
+    "--agent-rewards": "add --state-type FP",
+    f"--env-id {__name__}:Photo": "there is no network for images",
     "--env-id pettingzoo.classic.tictactoe_v3": "it has no parallel_env",
     f"--env-id {SPEAKER} --share-policy": "--no-share-policy",
     "--happo": "--no-share-policy",
@@ -826,10 +1016,9 @@ REFUSED = {
     '--env-kwargs {"local_ratio":2}': "local_ratio is a proportion",
     "--num-minibatches 7": "do not divide",
     "--recurrent --data-chunk-length 7": "does not divide num_steps",
-    "--recurrent --hidden-sizes": "at least one layer",
+    "--recurrent --hidden-sizes": "need a layer",
     '--env-id mpe2.simple_reference_v3 --env-kwargs {"continuous_actions":true}': "action_factor = 5",
     f"--env-id {__name__}:tictactoe --action-factor 3": "action masks",
-    "--huber-delta 0": "huber_delta must lie between",
 }
 
 
@@ -841,6 +1030,60 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and words in error, f"{flags}: {error}"
     assert list(tmp_path.iterdir()) == []
+
+
+class Photo(Game):
+    """Pictures in a Dict."""
+
+    observation_space = lambda self, agent: spaces.Dict(eye=spaces.Box(0, 255, (36, 36, 3), np.uint8))
+
+
+@pytest.mark.parametrize("field", ["observation", "reward"])
+def test_numbers_too_large_for_float32(script, field):
+    """A line names environment, step and field."""
+    huge = (
+        {"observe": lambda *_: np.full(1, 1e300)}
+        if field == "observation"
+        else {"play": lambda _: (1e300, True, False)}
+    )
+    with pytest.raises(script.UserError, match=f"none, after step .: {field} is NaN"), np.errstate(over="ignore"):
+        small_run(script, lambda: script.TeamEnv(Matrix(**huge)))
+
+
+class Raising(Game):
+    """Raises where it is told to."""
+
+    where = "wrapper"
+    start = lambda self: {}["reset"] if self.where == "reset" else None
+    play = lambda self, actions: {}["step"]
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        if self.where == "constructor":
+            raise KeyError(self.where)
+
+
+def raising(env):
+    """A wrapper that raises."""
+    raise KeyError("wrapper")
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset", "step", "wrapper", "module"])
+def test_the_users_own_errors_keep_their_traceback(script, where, tmp_path, monkeypatch):
+    """The file and the line of whoever raises are in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "wrong.py").write_text("\n{}['module']")
+    flags = f'--env-id {__name__}:Raising --env-kwargs {{"where":"{where}"}} --num-envs 2'
+    if where == "wrapper":
+        flags += f" --wrappers {__name__}.raising"
+    if where == "module":
+        flags = "--env-id wrong:Game"
+    with pytest.raises(KeyError, match=where) as raised:
+        command(script, flags)
+    last = raised.traceback[-1]
+    assert last.path.name == ("wrong.py" if where == "module" else Path(__file__).name)
+    assert where in str(last.statement) or where == "constructor"
 
 
 def test_what_a_strangers_config_may_ask_for(script):

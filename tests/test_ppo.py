@@ -334,11 +334,13 @@ INTEGERS = spaces.Box(np.array([-3, 0]), np.array([3, 9]), dtype=np.int64)  # an
 # [-1, 1] becomes [0, 5] by 2.5 a + 2.5, [-3, 3] by 3 a, [0, 9] by 4.5 a + 4.5; what is beyond is clipped
 CLIPPED = [[-3, 0.2], [0.5, -0.6], [3, -7]], [[-1, 3], [0.5, 1], [1, 0]]
 ROUNDED = [[0.9, 0.1], [-0.9, 1.2], [-3, 5]], [[3, 5], [-3, 9], [-3, 9]]
+HALF = spaces.Box(np.array([0, -np.inf], np.float32), np.array([np.inf, np.inf], np.float32))  # what has no two bounds
 ACTIONS = {  # space; actions as the agent has them, as the environment takes them; an output, and the likeliest then
     "Discrete from 5": (spaces.Discrete(3, start=5), [[0], [2]], [5, 7], [0.1, 0.3, 0.2], [6]),
     "MultiDiscrete": (MULTI, [[0, 2, 3, 1]], [[[1, 12], [3, 0]]], LOGITS, [[[2, 12], [3, -1]]]),
     "MultiBinary": (spaces.MultiBinary(3), [[0, 1, 1]], [[0, 1, 1]], [0.1, 0.3, 0.3, 0.1, -1.0, 1.0], [[1, 0, 1]]),
     "Box": (BOX, *CLIPPED, [0.25, 0.6], [[0.25, 4]]),
+    "half a Box": (HALF, [[-2.5, 5], [9, -9]], [[0, 5], [9, -9]], [7.0, -5.0], [[7, -5]]),
     "Box of integers": (INTEGERS, *ROUNDED, [0.6, -0.8], [[2, 1]]),
 }
 
@@ -360,6 +362,7 @@ def make_agent(script, name="Box", output=None, observation_space=THREE):
     "Agent.to_env, bounds forgotten: np.clip(actions, space.low, space.high) -> actions",
     "Agent.to_env, not stretched: self.action_scale * actions + self.action_bias -> actions",
     "scale_and_bias, the whole width: high / 2 - low / 2 -> high - low",
+    "scale_and_bias, bounds where there are none: low[~bounded] = -1 -> low[~bounded] = -3",
     'Agent.to_env, start forgotten: getattr(space, "start", 0) -> 0',
     "Agent.draw_noise, normal for all: rng.standard_normal if self.continuous else rng.gumbel -> rng.standard_normal",
     "Agent.draw_noise, all alike: draw(size=(num_steps, num_envs, -> np.ones((num_envs, 1)) * draw(size=(num_steps, 1,",
@@ -464,9 +467,10 @@ def test_minibatches(script):
 # Rows of the first environment: 2 steps (terminated), reset, 3 steps (cut off); of the second: 1 step (both), reset,
 # 4 steps (cut off). So a rollout of 6 steps has 10 rows to learn from, and the next one begins with reset rows.
 PLANS = [[(2, "t"), (3, "c")], [(1, "b"), (4, "c")]]
+RAW = {"normalize_obs": False, "normalize_reward": False}
 SHORT = {"num_envs": 2, "num_steps": 6, "num_minibatches": 2, "update_epochs": 3, "gamma": 0.5, "hidden_sizes": (16,)}
 SHORT |= {"clip_coef": 0.15, "clip_vloss_coef": 0.3, "ent_coef": 0.03, "vf_coef": 0.7, "learning_rate": 1e-2}
-SHORT |= {"total_timesteps": 15}  # two rollouts
+SHORT |= {"total_timesteps": 15, "anneal_lr": True} | RAW  # two rollouts
 TRAININGS = [
     ("Discrete from 5", {"gae_lambda": 0.8}),
     ("MultiBinary", {"norm_adv": False, "clip_vloss": True}),
@@ -605,7 +609,13 @@ def test_target_kl(script):
 
 
 EASY = {"num_envs": 8, "num_steps": 32, "num_minibatches": 2, "learning_rate": 3e-2, "gamma": 0.5, "ent_coef": 0.0}
-EASY |= {"hidden_sizes": (16,), "total_timesteps": 1500, "eval_episodes": 8}
+EASY |= {
+    "hidden_sizes": (16,),
+    "total_timesteps": 1500,
+    "eval_episodes": 8,
+    "update_epochs": 4,
+    "anneal_lr": True,
+} | RAW
 WORLDS = {  # what is learnt, the value that each observation must come to, and the return of the best actions
     "one step that pays 1 and terminates": (Probe, {0: 1}, 1),
     "the same, cut off: it would go on, 1 / (1 - 0.5) = 2": (lambda: Probe(end="c"), {0: 2}, 1),

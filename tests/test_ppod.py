@@ -24,9 +24,15 @@ LINE, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
 
 
 def planned(*numbers):
-    """Stands for a generator: `random()` gives these numbers, a choice falls on the last, or on the likeliest."""
-    choice = lambda n, p=(1,): int(np.argmax(p))
-    return SimpleNamespace(random=iter(numbers).__next__, integers=lambda n: n - 1, choice=choice)
+    """Stands for a generator: these numbers decide what a slot shows; of demos the likeliest or last is drawn."""
+    draws = iter(numbers)
+
+    def choice(options, p=(1,)):
+        if isinstance(options, tuple):  # reward, value or environment
+            return options[int(np.searchsorted(np.cumsum(p), next(draws), side="right"))]
+        return int(np.argmax(p))
+
+    return SimpleNamespace(integers=lambda n: n - 1, choice=choice)
 
 
 def make_demo(script, length=3, total=1.0, **fields):
@@ -64,8 +70,9 @@ def play(script, demos, rewards, values, end, first=0, demo_id=0):
 
 
 @catches(
-    "PPODBuffer.sample_demo, borders that do not add up: u < self.rho + self.phi -> u < self.phi",
-    "PPODBuffer.sample_demo, the share of an empty list goes to the other: if self.rho <= u < -> if u <",
+    "PPODBuffer.sample_demo, rho and phi exchanged: p=[self.rho, self.phi, -> p=[self.phi, self.rho,",
+    'PPODBuffer.sample_demo, the share of an empty list goes to the other: if kind == "value" and -> if kind in '
+    '("reward", "value") and',
     "PPODBuffer.sample_demo, value demos drawn uniformly: len(probabilities), p=probabilities -> len(probabilities)",
     "PPODBuffer.sample_demo, always the first reward demo: rng.integers(len(self.reward_demos)) -> 0",
     "PPODBuffer.restart, all slots may replay: np.arange(len(obs)) > 0 -> np.ones(len(obs), bool)",
@@ -354,7 +361,7 @@ def test_evaluations(script):
     Logits (ln 3, 0) and (0, 0, 99): --sample-actions takes the first in 3 of 4 steps, independently, the same in each
     evaluation; else it is the first always (4.6 sigma: 0.02). The third of the others it is in any case.
     """
-    agent = script.RecurrentAgent(LINE, spaces.Box(-100, 100, (1,)), script.Args(gru_size=1))
+    agent = script.RecurrentAgent(LINE, spaces.Box(-np.inf, np.inf, (1,)), script.Args(gru_size=1))
     agent.trunk_output, agent.gru.forward = lambda obs: obs, lambda x, state: x + state
     agent.actor.weight.data[:] = 1
     for _ in range(2):
@@ -406,9 +413,9 @@ def train_with(script, demos, *makers, **given):
     "PPODBuffer.insert_replays, a reward in a reset row: buffer.rewards[t, reset_rows] = 0 -> pass",
     "PPODBuffer.insert_replays, an end in a reset row: buffer.terminated[t, reset_rows] = False -> pass",
     "PPODBuffer.insert_replays, replays are not counted: self.replayed_rows += 1 -> pass",
-    "train, replays counted: real = ~buffer.reset_rows & (buffer.demo_ids == 0) -> real = ~buffer.reset_rows",
-    "train, returns of replays counted: & real, ~real -> , ~real",
-    "train, no replay at first: obs = demos.restart(envs, obs, rng) -> pass",
+    "train, replays counted: real = ~buffer.reset_rows[t] & (buffer.demo_ids[t] == 0) -> real = ~buffer.reset_rows[t]",
+    "train, returns of replays counted: dones & real, ~real -> dones, ~real",
+    "train, no replay at first: obs = demos.restart(envs, obs, rng)\n    buffer -> buffer",
     "PPODBuffer.insert_replays, what a step led to is not stored: buffer.obs[t + 1] = next_obs -> pass",
 )
 def test_replays(script):
@@ -449,8 +456,8 @@ def test_replays(script):
     assert all((call.buffer.obs[-1] == after.buffer.obs[0]).all() for call, after in zip(calls, calls[1:]))
     buffer = run.parts["demos"]
     assert (run.step, buffer.replayed_rows) == (real_rows, replayed) and replayed > 40 and real_rows > 40
-    assert run.logged["training_rows"][-1] == real_rows + replayed
-    assert sorted(total for _, total in run.episodes) == sorted(totals)
+    assert run.all_logged["training_rows"][-1] == real_rows + replayed
+    assert sorted(run.episodes["return"]) == sorted(totals)
     assert sorted((*demo.obs[0, :2], len(demo.rewards)) for demo in buffer.value_demos) == sorted(finished)
     for demo in buffer.value_demos:
         assert demo.obs[:, 2].tolist() == list(range(len(demo.rewards) + 1))
@@ -487,14 +494,14 @@ TRAININGS = [
 
 @catches(
     "train, the GRU's state is lost between rollouts: buffer.state = state -> buffer.state = 0 * state",
-    "train, the GRU forgets in acting: agent.sample(obs, ended, state, -> agent.sample(obs, ended, 0 * state,",
-    "train, the GRU never forgets: agent.sample(obs, ended, state, -> agent.sample(obs, ended & False, state,",
+    "train, the GRU forgets in acting: agent.sample(obs, dones, state, -> agent.sample(obs, dones, 0 * state,",
+    "train, the GRU never forgets: agent.sample(obs, dones, state, -> agent.sample(obs, dones & False, state,",
     "train, one draw for all steps: noise[t] -> noise[0]",
     "train, observations change places: t, obs, rng) -> t, obs, rng)[[2, 0, 1]]",
     "train, gradients add up: optimizer.zero_grad() -> pass",
     "train, gradients as long as they are: args.max_grad_norm -> 1e9",
-    "train, the learning rate stays: if args.anneal_lr: -> if False:",
-    "train, the learning rate falls: if args.anneal_lr: -> if True:",
+    "train, the learning rate stays: if args.anneal_lr else -> if False else",
+    "train, the learning rate falls: if args.anneal_lr else -> if True else",
     "train, reset rows in the statistics: [~buffer.reset_rows]) -> .reshape(-1, 2))",
     "train, only one epoch: range(args.update_epochs) -> range(1)",
     "train, demos keep scaled rewards: demos.track -> buffer.transform_rewards(agent.return_stats, args); demos.track",
@@ -542,7 +549,7 @@ def test_training(script):
                     agent.obs_stats.load_state_dict(call.agent.obs_stats.state_dict())
                 state = check_rollout(script, call.agent, call.buffer, noises[rollout], args)
                 optimizer.param_groups[0]["lr"] = 5e-2 * (1 - step / 24 if args.anneal_lr else 1)
-                close(run.logged["learning_rate"][rollout], optimizer.param_groups[0]["lr"])
+                close(run.all_logged["learning_rate"][rollout], optimizer.param_groups[0]["lr"])
                 seen.append(call.buffer.obs[:-1][~call.buffer.reset_rows])
                 step += (~call.buffer.reset_rows & (call.buffer.demo_ids == 0)).sum()
             played = ~call.batch.reset_rows
@@ -550,19 +557,19 @@ def test_training(script):
             pi, values = distributions(agent, agent.actor(features)[played]), agent.critic(features)[played][:, 0]
             rows = script.Sequences(*[field[played] for field in call.batch])
             loss, figures = textbook_loss(pi, values, rows, args, args.norm_adv, rows.old_log_probs, ~rows.replayed)
-            close([run.logged[name][number] for name in figures], [x.item() for x in figures.values()], atol=2e-3)
+            close([run.all_logged[name][number] for name in figures], [x.item() for x in figures.values()], atol=2e-3)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.2)
             optimizer.step()
             close(flat(after.agent), flat(agent), atol=2e-3)
-        assert run.step == step and max(run.logged["approx_kl"]) > 0
+        assert run.step == step and max(run.all_logged["approx_kl"]) > 0
         if args.normalize_reward:
             close(run.agent.return_stats.count, sum(map(len, seen)))
         assert (max(abs(calls[0].buffer.rewards).ravel()) == 1) == args.clip_reward
         assert max(abs(demo.rewards).max() for demo in run.parts["demos"].value_demos) > 1  # as they were
         others = "learning_rate explained_variance training_rows".split()
-        assert set(run.logged) == {*others, *figures, *"reward_demos value_demos rho phi reward_threshold".split()}
+        assert set(run.all_logged) == {*others, *figures, *"reward_demos value_demos rho phi reward_threshold".split()}
     batch = calls[0].batch._replace(replayed=torch.ones_like(calls[0].batch.replayed))
     _, figures = script.sequence_loss(agent, batch, args)  # of nothing but replays
     assert figures["approx_kl"] == 0 and figures["clip_fraction"] == 0 and figures["loss"].isfinite()
@@ -609,8 +616,8 @@ def test_a_chain_is_solved_from_one_demo(script, tmp_path):
 
 ACTIONS = [  # space, actions as the agent has them, as the environment takes them
     (spaces.Discrete(4, start=5), [[0], [3]], [5, 8]),
-    (spaces.Box(-0.5, 0.25, (2,), np.float64), [[-2, 0.125], [3, 0]], [[-0.5, 0.125], [0.25, 0]]),
-    (spaces.Box(-3, 9, (2,), np.int64), [[8.9, -7], [0.4, 0.6]], [[9, -3], [0, 1]]),
+    (spaces.Box(-0.5, 0.25, (2,), np.float64), [[-2, 0.5], [1, 0]], [[-0.5, 0.0625], [0.25, -0.125]]),
+    (spaces.Box(-3, 9, (2,), np.int64), [[0.95, -2], [-0.45, -0.4]], [[9, -3], [0, 1]]),
     (spaces.MultiDiscrete([[2], [3]]), [[1, 2], [0, 1]], [[[1], [2]], [[0], [1]]]),
     (spaces.MultiBinary((2, 2)), [[1, 0, 1, 1], [0, 0, 0, 1]], [[[1, 0], [1, 1]], [[0, 0], [0, 1]]]),
 ]
@@ -619,6 +626,7 @@ ACTIONS = [  # space, actions as the agent has them, as the environment takes th
 @catches(
     "to_env, truncates: np.rint(actions) -> actions",
     "to_env, bounds forgotten: np.clip(actions, space.low, space.high) -> actions",
+    "to_env, not stretched: (scale * actions + bias) -> (actions)",
     'to_env, start forgotten: getattr(space, "start", 0) -> 0',
     'from_env, start forgotten: getattr(space, "start", 0) -> 0',
     "from_env, any action will do: if not all(action in space for action in actions) -> if False",
@@ -793,7 +801,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         ("CartPole-v1 --initial-human-demos-dir nowhere", "demos/record.py --env-id CartPole-v1"),
         ("CartPole-v1 --supplementary-demos-dir nowhere", "nowhere"),
         ("MiniGrid-Empty-5x5-v0 --normalize-obs", "normalize_obs"),
-        ("CarRacing-v3", "ppo.py"),
+        ("CarRacing-v3 --normalize-obs", "normalize_obs"),
     ):
         assert command(script, f"--env-id {flags}") == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err

@@ -9,6 +9,7 @@ import pickle
 import random
 import subprocess
 import sys
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,13 +60,13 @@ def test_targets(script):
 class Chain(gym.Env):
     """States `first` to 3 in a row, one step after the other whatever the action; the step to state n pays n.
 
-    The last step ends the episode (t: terminated, c: cut off, b: both).
+    The last step ends the episode (t: terminated, c: cut off, b: both). `kind` makes the rewards.
     """
 
     observation_space, action_space = spaces.Discrete(4), spaces.Discrete(1)
 
-    def __init__(self, end="t", first=0):
-        self.end, self.first = end, first
+    def __init__(self, end="t", first=0, kind=float):
+        self.end, self.first, self.kind = end, first, kind
 
     def reset(self, *, seed=None, options=None):
         self.at = self.first
@@ -74,7 +75,7 @@ class Chain(gym.Env):
     def step(self, action):
         self.at += 1
         over = self.at == 3
-        return self.at, float(self.at), over and self.end in "tb", over and self.end in "cb", {}
+        return self.at, self.kind(self.at), over and self.end in "tb", over and self.end in "cb", {}
 
 
 def table_for(script, observation_space, action_space, **given):
@@ -85,15 +86,16 @@ def table_for(script, observation_space, action_space, **given):
 
 
 def chain(script, tables, *worlds, rng=None, **given):
-    """Episodes in Chains from given tables, with alpha = gamma = 0.5. Returns the tables, TD errors and the run."""
+    """Episodes in Chains from given tables, with alpha = gamma = 0.5: the tables, TD errors, and (return, length)."""
     settings = {"learning_rate": 0.5, "gamma": 0.5} | given
     agent, args = table_for(script, Chain.observation_space, Chain.action_space, **settings)
     agent.tables, errors = [[[q] for q in table] for table in tables], []
-    run = SimpleNamespace(step=0, episodes=[], log=lambda **figures: errors.extend(list(figures.values())[:1]))
+    run = SimpleNamespace(step=0, num_episodes=0, log=lambda td_error=None, **_: errors.append(td_error))
+    episodes = []
     for world in worlds:
-        script.play_episode(agent, world, run, rng or random.Random(0), args)
-        errors.pop()  # the last one is epsilon, at the end of an episode
-    return [[row[0] for row in table] for table in agent.tables], errors, run
+        episodes.append(script.play_episode(agent, world, run, rng or random.Random(0), args))
+        assert errors.pop() is None and run.step == sum(length for _, length in episodes)  # epsilon, at the end
+    return [[row[0] for row in table] for table in agent.tables], errors, episodes
 
 
 @catches(
@@ -126,11 +128,12 @@ def test_an_episode(script):
     truncated = [1, 2.375, 5.25, 8], [1, 2, 7, 1, 2.75, 3.5]
     for algorithm in ALGORITHMS[:3]:  # they agree: there is one action
         for end, (table, errors) in {"t": terminated, "c": truncated, "b": terminated}.items():
-            tables, found, run = chain(script, [[0, 0, 0, 8.0]], Chain(end), Chain(end), algorithm=algorithm)
-            assert (tables, found) == ([table], errors)
-            assert run.step == 6 and run.episodes == [(3, 6.0), (6, 6.0)]  # (step, return)
-    tables, _, run = chain(script, [[0, 0, 8.0, 0]], Chain(), max_episode_steps=2)
-    assert run.step == 2 and tables == [[0.5, 3, 8, 0]]
+            tables, found, episodes = chain(script, [[0, 0, 0, 8.0]], Chain(end), Chain(end), algorithm=algorithm)
+            assert (tables, found, episodes) == ([table], errors, [(6.0, 3), (6.0, 3)])
+    tables, _, episodes = chain(script, [[0, 0, 8.0, 0]], Chain(), max_episode_steps=2)
+    assert episodes == [(3.0, 2)] and tables == [[0.5, 3, 8, 0]]
+    for kind in (Decimal, np.float32, lambda x: np.array([x])):  # whatever numbers the rewards are
+        assert chain(script, [[0, 0, 0, 8.0]], Chain(kind=kind))[0] == [[0.5, 1, 1.5, 8]]
 
 
 @catches(
@@ -166,18 +169,24 @@ def test_epsilon_greedy(script):
     "schedules, decays per step: args.epsilon_decay**episode -> args.epsilon_decay**step",
     "schedules, falls below its floor: max(args.epsilon_min, -> max(0.0,",
     "schedules, the linear one ignores its fraction: args.exploration_fraction * -> 1 *",
+    "schedules, by steps whatever is given: done, total = episode, args.num_episodes -> pass",
 )
 def test_schedules(script):
     """Per episode: 0.8, 0.8 * 0.5 = 0.4, 0.8 * 0.5^2 = 0.2, then the floor of 0.15.
 
     Linear over half of 1,000 steps, from 0.8 to 0.15: at step 200, 0.8 - 0.65 * 200 / 500 = 0.54.
-    The learning rate, from 0.4 to 0 over the whole run: at step 250, 0.4 * 0.75 = 0.3.
+    The learning rate, from 0.4 to 0 over the whole run: at step 200, 0.4 * 0.8 = 0.32.
+
+    By episodes, of ten: after 2, epsilon is 0.8 - 0.65 * 2 / 5 = 0.54 and the learning rate 0.4 * 0.8, whatever
+    the steps.
     """
     common = {"epsilon_start": 0.8, "epsilon_min": 0.15, "epsilon_decay": 0.5, "learning_rate": 0.4}
     args = script.Args(**common)
     close([script.schedules(args, 900, n) for n in range(4)], [(0.8, 0.4), (0.4, 0.4), (0.2, 0.4), (0.15, 0.4)])
     args = script.Args(**common, exploration_fraction=0.5, anneal_lr=True, total_timesteps=1000)
     close([script.schedules(args, step, 7) for step in (0, 200, 1010)], [(0.8, 0.4), (0.54, 0.32), (0.15, 0)])
+    args = script.Args(**common, exploration_fraction=0.5, anneal_lr=True, total_timesteps=1000, num_episodes=10)
+    close([script.schedules(args, 999, n) for n in (0, 2, 10)], [(0.8, 0.4), (0.54, 0.32), (0.15, 0)])
 
 
 @catches(
@@ -207,6 +216,7 @@ def test_rows_of_integers(script):
     "box_edges, the space's bounds whatever is given: if args.grid_high is None -> if True",
     "QTable.act, actions begin at 0:  + self.first_action -> ",
     "QTable.act, the worst actions: np.argmax -> np.argmin",
+    "QTable.act, one observation for a batch: if np.ndim(first) != 1 + len(self.observation_shape): -> if False:",
 )
 @given(low=st.floats(-5, 5), size=st.integers(1, 7), number=st.floats(-12, 12))
 def test_rows_of_a_grid(script, low, size, number):
@@ -219,6 +229,11 @@ def test_rows_of_a_grid(script, low, size, number):
     agent = table(lows, highs, grid_size=4)
     rows = {(-1.0, 0.0): 0, (-0.51, 1.9): 0, (-0.49, 2.1): 1 * 4 + 1, (0.99, 7.9): 15, (5.0, -3.0): 12, (-9.0, 99.0): 3}
     assert {obs: agent.state(np.array(obs, np.float32)) for obs in rows} == rows
+    try:
+        agent.act(np.array([0.99, 7.9]))
+        raise AssertionError("taken for a batch")
+    except ValueError as error:
+        assert "act(np.array([obs]))[0]" in str(error)
     assert agent.state(highs) == 15  # the upper bound belongs to the last bin
     agent.tables[0][0], agent.tables[0][15] = [1.0, 0.0], [-1.0, 0.0]
     assert agent.act(np.array([[-1.0, 0.0], [0.99, 7.9]], np.float32)).tolist() == [5, 6]  # actions begin at 5
@@ -256,7 +271,7 @@ TRAININGS += [{"anneal_lr": True, "exploration_fraction": 0.5, "algorithm": algo
 
 @cache
 def slow_training(number):
-    """What `train` does, by the book. Returns tables, TD errors, (step, return) of episodes."""
+    """What `train` does, by the book. Returns tables, TD errors, (step, return, length) of episodes."""
     import qlearning
 
     args = qlearning.Args(**COMMON | TRAININGS[number])
@@ -272,7 +287,7 @@ def slow_training(number):
         return best[0] if len(best) == 1 else rng.choice(best)
 
     while step < args.total_timesteps:
-        (obs, _), total, over, a = env.reset(), 0, False, None
+        (obs, _), total, over, a, first = env.reset(), 0, False, None, step
         while not over:
             s, left, linear = obs - 3, max(0, 1 - step / 300), 0.05 + 0.95 * max(0, 1 - step / 150)
             epsilon = linear if args.exploration_fraction else max(0.05, 0.97 ** len(episodes))
@@ -293,7 +308,7 @@ def slow_training(number):
             step, total, over = step + 1, total + r, terminated or truncated
             a = a2 if args.algorithm == "sarsa" else None
             errors.append(abs(error))
-        episodes.append((step, total))
+        episodes.append((step, total, step - first))
     return Q, errors, episodes
 
 
@@ -302,7 +317,7 @@ def slow_training(number):
     "play_episode, updated with another action: q[next_state], next_action) -> q[next_state], 0)",
     "play_episode, the action is chosen before the update: target = q_learning_target( -> "
     "next_action = epsilon_greedy(q[next_state], epsilon, rng)\n            target = q_learning_target(",
-    "play_episode, rewards as they come: float(reward) -> reward",
+    "play_episode, rewards as they come: np.asarray(reward, float).item() -> reward",
     "play_episode, actions begin at 0: env.step(action + agent.first_action) -> env.step(action)",
     "QTable.values, acts on one of its tables: if len(self.tables) == 1: -> if True:",
     "play_episode, epsilon of the step before: = schedules(args, run.step, -> = schedules(args, run.step - 1,",
@@ -314,8 +329,8 @@ def test_training(script):
         tables, errors, episodes = slow_training(number)
         run = rehearse(script, World, **COMMON | options)
         close(run.agent.tables, tables)
-        close(run.logged["td_error"], errors)
-        close(run.episodes, episodes)
+        close(run.all_logged["td_error"], errors)
+        close(list(run.episodes.values()), np.transpose(episodes))
         assert {type(q) for table in run.agent.tables for row in table for q in row} == {float}
 
 
@@ -332,23 +347,56 @@ def test_the_cliff(script, algorithm, returns):
     assert run.evaluations["return_mean"][-1] in returns
 
 
+@catches(
+    "set_total, the steps decide: total is not None -> False",
+    "set_total, an episode too many: * total / done -> * (total + 1) / done",
+)
+def test_a_run_of_episodes(script):
+    """Seven episodes of three steps are a run, whatever total_timesteps says; a tenth of it is three steps."""
+    given = {"num_episodes": 7, "eval_every": 0, "epsilon_decay": 0.5, "gamma": 0.5}
+    for steps in (5, 10**6):
+        run = rehearse(script, Chain, total_timesteps=steps, **given)
+        assert run.num_episodes == 7 and run.step == 21 and run.is_finished()
+        assert run.evaluations["step"][-3:] == [15, 18, 21] and run.metrics["episodes"][-1] == 7
+        close(run.all_logged["epsilon"], [max(0.05, 0.5**n) for n in range(7)])
+
+
 # ------------------------------------------------------------------------------------------------------- whole runs
 
-RUN = "--total-timesteps 900 --max-episode-steps 60 --checkpoint-every 300 --eval-every 400 --eval-episodes 2"
+
+@catches(
+    "make_table_envs, returns of the wrapper: wrappers.insert(0, partial(TrueReturn, -> "
+    "wrappers.append(partial(TrueReturn,",
+    "train, returns of the wrapper: true_returns(run.envs, args, [total]) -> [total]",
+)
+def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch):
+    """The wrapper pays 7 for each of nine steps, from which the table learns; -1 each, or -100, is what counts."""
+    monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
+    monkeypatch.chdir(tmp_path)
+    flags = "--wrappers gymnasium.wrappers.ClipReward(min_reward=7) --max-episode-steps 9 --total-timesteps 100"
+    assert command(script, f"{flags} --run-dir run --no-progress") == 0
+    state = script.read_state("run/checkpoint.npz")
+    assert state["agent"]["q"].max() > 3 and state["run"]["recent"][-1] <= -9
+    assert state["run"]["evaluations"]["return_mean"][-1] <= -9
+
+
+RUN = "--total-timesteps 900 --max-episode-steps 60 --checkpoint-every 300 --eval-every 400 --eval-episodes 2 "
+RUN += "--exploration-fraction 0.5 --no-anneal-lr --algorithm double-q"
 
 
 @catches(
     "QTable.state_dict, the first table only: np.array(self.tables) -> np.array(self.tables[:1] * len(self.tables))",
-    "train, the generator goes on: rng = random.Random( -> rng = locals().get('rng') or random.Random(",
+    "train, the generator goes on: env, rng = new_env(run)\n    draw -> env, _ = new_env(run)\n    draw",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best table, in other episodes than those that chose it, and changes nothing."""
     monkeypatch.setattr(script, "draw_values", lambda *_: None)
-    kill_and_resume(script, f"--algorithm double-q {RUN}", 5, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 5, monkeypatch, tmp_path)
     before, agent = content(script), script.load("run")
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
     assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    assert command(script, "--resume run --total-timesteps 1800") == 2  # epsilon would jump up again
 
 
 # Unpickling this creates a file named `executed` in the working directory.
@@ -364,8 +412,9 @@ def test_files(script, tmp_path, monkeypatch, capsys):
     """The run's own numbers survive a file bit for bit. A damaged or foreign one is refused, and executes nothing."""
     monkeypatch.chdir(tmp_path)
     path, q = tmp_path / "best.npz", np.random.default_rng(0).normal(size=(1, 4, 4))
-    numbers = [3, 0.1 + 0.2, [[1, -1e-300], [10**12, math.pi]], {"step": [1], "loss": [math.nan, math.inf]}, {}]
-    script.write_file(path, lambda file: script.write_state({"agent": {"q": q}, "run": tuple(numbers)}, file))
+    numbers = {"step": 3, "seconds": 0.1 + 0.2, "recent": [-1e-300, 10**12, math.pi], "none": {}}
+    numbers["metrics"] = {"step": [1], "loss": [math.nan, math.inf]}
+    script.write_file(path, lambda file: script.write_state({"agent": {"q": q}, "run": numbers}, file))
     state = script.read_state(path)
     assert str(state["run"]) == str(numbers) and (state["agent"]["q"] == q).all()
     agent, good = table_for(script, spaces.Discrete(4), spaces.Discrete(4))[0], dict(np.load(path))
@@ -404,28 +453,46 @@ def test_it_needs_no_torch(script, tmp_path):
     )
     where = {**os.environ, "PYTHONPATH": str(Path(script.__file__).parent)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=where, check=True)
-    names = "config.json metrics.csv evaluations.csv learning_curve.png values.png checkpoint.npz models summary.json"
+    names = "config.json metrics.csv evaluations.csv episodes.csv learning_curve.png values.png checkpoint.npz models "
+    names += "summary.json"
     assert {path.name for path in Path(tmp_path, "run").iterdir()} == set(names.split())
 
 
-@catches("play_episode, NaN goes on: if not math.isfinite(td_error): -> if False:")
 def test_refused(script, tmp_path, monkeypatch, capsys):
     """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
-    refused = {"--env-id Pendulum-v1": "Discrete", "--gamma 1.5": "gamma", "--env-kwargs [": "env_kwargs"}
+    refused = {"--env-id Pendulum-v1": "Discrete", "--env-kwargs [": "CliffWalking-v1, [, ()"}
     refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "grid_low"}
-    refused["--env-id MountainCar-v0 --grid-size 9999"] = "million"
+    refused["--env-id MountainCar-v0 --grid-size 9999"] = "too large"
     refused['--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}'] = "9x9"
     for flags, word in refused.items():
         assert command(script, flags) == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err
         assert word in err and err.count("\n") == 1
-    for space in (spaces.Dict(million=spaces.Discrete(2)), spaces.MultiDiscrete([10**9, 10**9])):
-        with pytest.raises(script.UserError, match="million"):
+    for space in (spaces.Dict(large=spaces.Discrete(2)), spaces.MultiDiscrete([10**9, 10**9])):
+        with pytest.raises(script.UserError, match="large"):
             table_for(script, space, spaces.Discrete(2))
-    monkeypatch.setattr(World, "step", lambda world, action: (3, math.nan, False, False, {}))
+
+
+@catches(
+    "play_episode, NaN goes on: if not math.isfinite(td_error): -> if False:",
+    "QTable.state, a NaN gets a row: if run and not math.isfinite(sum(numbers)): -> if False:",
+    "make_table_envs, the user's own error is hidden: if is_users_own(error): -> if False:",
+)
+def test_faults_of_an_environment(script, monkeypatch):
+    """A NaN ends the run with a line that names its field; what the environment raises keeps its traceback."""
+    for obs, reward, field in ((3, math.nan, "reward"), (np.float64(math.nan), 1.0, "observation")):
+        monkeypatch.setattr(World, "step", lambda world, action: (obs, reward, False, False, {}))
+        try:
+            rehearse(script, World, total_timesteps=9, max_episode_steps=9)
+            raise AssertionError("it went on with a NaN")
+        except (script.UserError, ValueError, TypeError) as error:
+            assert f"{field} is NaN" in str(error)
+    gym.register("Broken-v0", lambda **kwargs: {}["missing"])
     try:
-        rehearse(script, World, total_timesteps=9, max_episode_steps=9)
-        raise AssertionError("it went on with a NaN")
-    except script.UserError as error:
-        assert "reward is NaN" in str(error)
+        script.make_envs(script.Args(env_id="Broken-v0"), 1)
+        raise AssertionError("it was made")
+    except KeyError as error:
+        assert error.args == ("missing",)
+    except script.UserError:
+        raise AssertionError("his error is hidden") from None

@@ -10,13 +10,14 @@ from collections import defaultdict
 from functools import cache
 from unittest import mock
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tools
 import torch
 from gymnasium import spaces
 from run_folder import command, content, kill_and_resume
-from tools import BOX, NUMBERS, ONE, Aim, catches, close, descend, flat, learn, net, new_agent, rehearse, row_of_one
+from tools import ONE, Aim, catches, close, descend, flat, learn, net, new_agent, rehearse, row_of_one
 from torch import nn
 
 # ------------------------------------------------------------------------------------------------- a lesson, by hand
@@ -24,7 +25,6 @@ from torch import nn
 
 @catches(
     "squashed_gaussian, no tanh correction: (log_density - log_slope) -> log_density",
-    "squashed_gaussian, correction without the scale: half_range.log() + 2 -> 2",
     "squashed_gaussian, correction added: log_density - log_slope -> log_density + log_slope",
     "squashed_gaussian, correction that rounds: 2 * (math.log(2) - u - nn.functional.softplus(-2 * u)) -> "
     "(1 - u.tanh() ** 2 + 1e-6).log()",
@@ -33,31 +33,29 @@ from torch import nn
     "squashed_gaussian, mean over dimensions: .sum(1) -> .mean(1)",
 )
 def test_squashed_gaussian(script):
-    """log N(u) - log slope, where log N = -noise^2 / 2 - log sigma - 0.918939, and the slope is half_range (1 - a^2).
+    """log N(u) - log(1 - a^2), where log N = -noise^2 / 2 - log sigma - 0.918939.
 
-        mean   sigma   noise   u     a = tanh u   log N                           log (1 - a^2)
-        0      1       0       0     0            -0.918939                       0
+        mean   sigma   noise   u     a = tanh u   log N                             log (1 - a^2)
+        0      1       0       0     0            -0.918939                         0
         0.5    2       0.25    1     0.761594     -0.031250 - 0.693147 - 0.918939   log 0.419974 = -0.867562
-        20     1       0       20    1            -0.918939                       2 (log 2 - 20) = -38.613706
+        20     1       0       20    1            -0.918939                         2 (log 2 - 20) = -38.613706
 
-    Of 1 - a^2, single precision leaves nothing in the third row. The half range is 1 in the first dimension; in the
-    second, where u = 0 in every row, it is 2: -0.918939 - log 2 = -1.612086.
+    Of 1 - a^2, single precision leaves nothing in the third row. In a second dimension, u = 0 in every row; it adds
+    -0.918939 to each log-density.
     """
     column = lambda *numbers: torch.stack([torch.tensor(numbers), torch.zeros(3)], dim=1)
     mean, log_std, noise = column(0.0, 0.5, 20), column(0.0, math.log(2), 0), column(0.0, 0.25, 0)
-    actions, log_probs = script.squashed_gaussian(mean, log_std, noise, torch.tensor([1.0, 2.0]))
+    actions, log_probs = script.squashed_gaussian(mean, log_std, noise)
     close(actions, column(0, 0.761594, 1))
-    close(log_probs, [-0.918939 - 1.612086, -1.643336 + 0.867562 - 1.612086, -0.918939 + 38.613706 - 1.612086])
+    close(log_probs, [-0.918939 - 0.918939, -1.643336 + 0.867562 - 0.918939, -0.918939 + 38.613706 - 0.918939])
 
 
-@pytest.mark.parametrize("half_range", [1.0, 3.0])
-def test_densities_integrate_to_one(script, half_range):
-    """The sum of density x width over all that the environment may be given, half_range tanh(u), is 1."""
+def test_densities_integrate_to_one(script):
+    """The sum of density x width over all actions from -1 to 1 is 1."""
     noise = torch.linspace(-9, 9, 4001, dtype=torch.float64)[:, None]
-    mean, log_std, half_range = (torch.tensor([[number]], dtype=torch.float64) for number in (0.7, -0.2, half_range))
-    actions, log_probs = script.squashed_gaussian(mean, log_std, noise, half_range)
-    played = (half_range * actions)[:, 0]
-    close(torch.trapezoid(log_probs.exp(), played), 1.0)
+    mean, log_std = (torch.tensor([[number]], dtype=torch.float64) for number in (0.7, -0.2))
+    actions, log_probs = script.squashed_gaussian(mean, log_std, noise)
+    close(torch.trapezoid(log_probs.exp(), actions[:, 0]), 1.0)
 
 
 @catches(
@@ -89,7 +87,7 @@ def test_soft_targets(script):
     "sac_actor_loss, entropy costs: (alpha * log_probs - -> (-alpha * log_probs -",
     "sac_actor_loss, no entropy: alpha * log_probs - -> -",
     "alpha_loss, wrong sign: return -(log_alpha -> return (log_alpha",
-    "alpha_loss, target entropy's sign: + target_entropy -> - target_entropy",
+    "alpha_loss, target entropy's sign: log_probs.detach() + target -> log_probs.detach() - target",
     "alpha_loss, moves the actor: log_probs.detach() -> log_probs",
     "alpha_loss, alpha for its logarithm: log_alpha.exp() -> log_alpha",
 )
@@ -126,19 +124,17 @@ class HalfNoise:
     "soft_bellman_targets, of what was done: critic(batch.next_obs, next_actions) -> "
     "critic(batch.next_obs, batch.actions)",
     "soft_bellman_targets, with gradients: with torch.no_grad(): -> if True:",
-    "SoftActorCritic.draw, noise forgotten: mean, log_std, noise, -> mean, log_std, 0 * noise,",
+    "SoftActorCritic.draw, noise forgotten: (mean, log_std, noise) -> (mean, log_std, 0 * noise)",
     "SoftActorCritic.__init__, target entropy's sign: -float(self.action_dimensions) -> float(self.action_dimensions)",
-    "SoftActorCritic.__init__, alpha is its logarithm: args.alpha).log() -> args.alpha)",
-    "train, the actor's loss goes into the critics' step: backward(inputs=list(agent.actor.parameters())) -> "
-    "backward(); critic_optimizer.step()",
-    "train, the actor's loss leaves gradients behind: backward(inputs=list(agent.actor.parameters())) -> backward()",
-    "train, actor learns from what was done: (batch.obs, new_actions) for -> (batch.obs, batch.actions) for",
-    "train, first critic only: new_actions) for critic in agent.critics] -> "
-    "new_actions) for critic in agent.critics[:1]]",
-    "train, learning rates exchanged: lr=args.actor_learning_rate -> lr=args.critic_learning_rate",
+    "SoftActorCritic.__init__, alpha is its logarithm: torch.tensor(first_alpha).log() -> torch.tensor(first_alpha)",
+    "update_actor_and_alpha, the loss leaves gradients behind: backward(inputs=list(agent.actor.parameters())) -> "
+    "backward()",
+    "update_actor_and_alpha, learns from what was done: (batch.obs, actions) for -> (batch.obs, batch.actions) for",
+    "update_actor_and_alpha, first critic only: for critic in agent.critics] -> for critic in agent.critics[:1]]",
+    "train, learning rates exchanged: args.actor_learning_rate -> args.critic_learning_rate",
     "train, targets stay: polyak(agent.target_critics, agent.critics, args.tau) -> 0",
-    "train, alpha never learnt: if args.alpha is None -> if False",
-    "train, alpha always learnt: if args.alpha is None -> if True",
+    "update_actor_and_alpha, alpha never learnt: if args.alpha is None -> if False",
+    "update_actor_and_alpha, alpha always learnt: if args.alpha is None -> if True",
 )
 def test_an_update(script):
     """s = 1, a = 0.5, r = 1, s' = 2, gamma = 0.5, alpha = 1; all noise is 0.5. pi has mean s / 4 and deviation 1.
@@ -166,7 +162,7 @@ def test_an_update(script):
             network.mlp[0].weight.data[:] = torch.tensor(weights)
             network.mlp[0].bias.data.zero_()
         with mock.patch.object(np.random, "default_rng", lambda seed: HalfNoise):
-            logged = learn(script, agent, [row_of_one(script)], alpha=alpha, **settings).logged
+            logged = learn(script, agent, [row_of_one(script)], alpha=alpha, **settings).all_logged
         close(logged["critic_loss"], [(y - 2) ** 2 + (y + 1.5) ** 2], atol=1e-4)
         close(logged["actor_loss"], [actor_loss])
         close(logged["entropy"], [0.527407])
@@ -180,20 +176,22 @@ def test_an_update(script):
 
 
 @catches(
-    "SoftActorCritic.to_env, not stretched: low + share * (high - low) -> actions.reshape(-1, *space.shape)",
-    "SoftActorCritic.__init__, the whole range: .float() / 2) -> .float())",
+    "SoftActorCritic.to_env, not stretched: self.action_scale * actions + self.action_bias -> actions",
+    "SoftActorCritic.to_env, beyond the bounds by rounding: np.clip(actions, space.low, space.high) -> actions",
     "SoftActorCritic.act, at random: noise=0 -> noise=1",
     "SquashedActor.forward, deviations without bounds: log_std.clamp(-20, 2) -> log_std",
 )
 def test_actions(script):
-    """-1 -> low, 0 -> the middle, 1 -> high; the half range is the slope.
+    """-1 -> low, 0 -> the middle, 1 -> high; not beyond, where a sum is rounded.
 
     Evaluations play tanh of the mean: with weights 0 and biases 1 and 50, tanh 1, however large the deviation.
     """
     low, high = np.array([[-1, 0], [10, -0.1]]), np.array([[1, 5], [30, 0.3]])
     agent = new_agent(script, action_space=spaces.Box(low, high, dtype=np.float64))
     close(agent.to_env(np.array([[-1] * 4, [0] * 4, [1] * 4], np.float32)), [low, (low + high) / 2, high])
-    close(agent.half_range, [1, 2.5, 10, 0.2])
+    low, width = np.random.default_rng(1).uniform(0, 1, (2, 100))
+    agent = new_agent(script, action_space=spaces.Box(low, low + width, dtype=np.float64))
+    assert all(agent.action_space.contains(action) for action in agent.to_env(np.array([[-1] * 100, [1] * 100])))
     agent = new_agent(script, ONE, ONE, hidden_sizes=())
     agent.actor.mlp[0].weight.data.zero_()
     agent.actor.mlp[0].bias.data[:] = torch.tensor([1.0, 50.0])
@@ -208,7 +206,7 @@ COMMON |= {"actor_learning_rate": 0.02, "critic_learning_rate": 0.01, "hidden_si
 COMMON |= {"checkpoint_every": 20}
 TRAININGS = [
     {"normalize_obs": True, "anneal_lr": True, "gradient_steps": 2, "train_frequency": 3, "noise": "ou",
-     "exploration_noise": 0.53},
+     "exploration_noise": 0.53, "max_grad_norm": 0.05, "normalize_reward": True},
     {"alpha": 0.3, "policy_frequency": 1, "hidden_sizes": ()},
     {"policy_frequency": 3, "learning_starts": 0, "train_frequency": 2, "num_envs": 3},
 ]  # fmt: skip
@@ -237,16 +235,15 @@ def slow_training(number):
         return [network(torch.cat([obs, actions], 1))[:, 0] for network in networks]
 
     def draw(obs, noise):
-        """Actions and the log-density of what they become within the bounds, in double precision."""
+        """Actions and their log-densities, in double precision."""
         output = actor(obs)
         mean, std = output[:, :2], output[:, 2:].clamp(-20, 2).exp()
         u = mean + std * torch.tensor(noise, dtype=torch.float32)
         log_prob = torch.tensor(np.log(np.exp(-(noise**2) / 2) / np.sqrt(2 * np.pi))) - std.double().log()
         log_cosh = torch.logaddexp(u.double(), -u.double()) - math.log(2)  # 1 - tanh^2 = 1 / cosh^2
-        log_slope = torch.tensor((BOX.high - BOX.low) / 2).log() - 2 * log_cosh
-        return u.tanh(), (log_prob - log_slope).sum(1).float()
+        return u.tanh(), (log_prob + 2 * log_cosh).sum(1).float()
 
-    def update(number, rng, batch):
+    def update(number, rng, batch, left):
         o, a, r, next_o, over = batch
         with torch.no_grad():
             next_a, log_prob = draw(next_o, rng.standard_normal((4, 2), np.float32))
@@ -254,61 +251,63 @@ def slow_training(number):
             y = torch.tensor([r[b] + (0 if over[b] else 0.9 * future[b]) for b in range(4)], dtype=torch.float32)
         values = q(critics, o, a)
         loss = sum(nn.functional.mse_loss(value, y) for value in values)
-        descend(critic_adam, loss)
+        descend(critic_adam, loss, left * args.critic_learning_rate, args.max_grad_norm)
         figures["critic_loss"].append(loss.item())
         figures["value_mean"].append(torch.cat(values).mean().item())
-        figures["alpha"].append(log_alpha.exp().item())
         for slow, fast in zip(targets.parameters(), critics.parameters()):
             slow.data = 0.1 * fast.data + 0.9 * slow.data
         for _ in range(args.policy_frequency if number % args.policy_frequency == 0 else 0):
             new_a, log_prob = draw(o, rng.standard_normal((4, 2), np.float32))
             loss = (log_alpha.exp().detach() * log_prob - torch.min(*q(critics, o, new_a))).mean()
-            descend(actor_adam, loss)
+            descend(actor_adam, loss, left * args.actor_learning_rate, args.max_grad_norm)
             figures["actor_loss"].append(loss.item())
             figures["entropy"].append(-log_prob.mean().item())
             if args.alpha is None:
                 log_alpha.grad = -log_alpha.exp().detach() * (log_prob.detach() - 2).mean()
                 alpha_adam.step()
+            figures["alpha"].append(log_alpha.exp().item())
 
-    adams = {actor_adam: args.actor_learning_rate, critic_adam: args.critic_learning_rate}
-    returns = tools.play_slowly(args, adams, lambda obs, noise: draw(obs, noise)[0].detach().numpy(), update)
+    returns = tools.play_slowly(args, lambda obs, noise: draw(obs, noise)[0].detach().numpy(), update)
     return figures, [flat(network) for network in (actor, critics, targets)], returns
 
 
 @catches(
     "SoftActorCritic.observe, not normalised: obs if self.obs_stats is None -> obs if True",
-    "SoftActorCritic.observe_batch, next observations as they are: next_obs=self.observe(batch.next_obs) -> "
-    "next_obs=batch.next_obs",
+    "SoftActorCritic.observe_batch, next observations as they are: self.observe(batch.next_obs) -> batch.next_obs",
+    "SoftActorCritic.observe_batch, rewards as they are: rewards=rewards -> rewards=batch.rewards",
     "SoftActorCritic.explore, always the mean: log_std.exp() * noise -> 0 * noise",
-    "SoftActorCritic.draw, without the scale: noise, self.half_range -> noise, 1 + 0 * self.half_range",
     "SoftActorCritic.draw, one noise for all rows: rng.standard_normal(mean.shape, -> rng.standard_normal((1, 2),",
     "SoftActorCritic.__init__, the critics' targets are the critics: copy.deepcopy(self.critics) -> self.critics",
-    "train, critics' gradients add up: critic_optimizer.zero_grad() -> 0",
-    "train, actor's gradients add up: actor_optimizer.zero_grad() -> 0",
-    "train, alpha's gradients add up: alpha_optimizer.zero_grad() -> 0",
-    'train, actor\'s rate not annealed: actor_optimizer.param_groups[0]["lr"] = -> unused =',
-    "train, no delay: update % args.policy_frequency == 0 -> True",
+    "update_critics, gradients add up: optimizer.zero_grad() -> 0",
+    "update_actor_and_alpha, gradients add up: actor_optimizer.zero_grad() -> 0",
+    "update_actor_and_alpha, alpha's gradients add up: alpha_optimizer.zero_grad() -> 0",
+    "train, actor's rate not annealed: actor_scheduler.step() -> 0",
+    "update_critics, gradients not shortened: args.max_grad_norm) -> 1e9)",
+    "update_actor_and_alpha, gradients not shortened: args.max_grad_norm) -> 1e9)",
+    "train, no delay: updates % args.policy_frequency == 0 -> True",
     "train, delayed and not made up for: in range(args.policy_frequency) -> in range(1)",
     "train, targets wait: polyak(agent.target_critics, agent.critics, args.tau) -> "
-    "update % args.policy_frequency or polyak(agent.target_critics, agent.critics, args.tau)",
+    "updates % args.policy_frequency or polyak(agent.target_critics, agent.critics, args.tau)",
     "train, noise begins anew in each step: next_noise(noise, -> next_noise(0 * noise,",
     "train, next observations twice: buffer.add(obs, -> buffer.add(next_obs,",
     "train, overwritten by the next step: obs.copy() -> obs",
-    "train, truncation counts as an end: actions, rewards, terminated, -> actions, rewards, terminated | truncated,",
-    "train, a random action too many: run.step >= args.learning_starts -> run.step > args.learning_starts",
+    "train, truncation counts as an end: next_obs, terminated, reset -> next_obs, terminated | truncated, reset",
+    "train, a random action too many: run.step < args.learning_starts -> run.step <= args.learning_starts",
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
-    "train, statistics of what comes next: update(obs[ -> update(next_obs[",
-    "train, reset rows counted in the statistics: obs[~reset_rows] -> obs",
+    "train, statistics of what comes next: update_statistics(obs[ -> update_statistics(next_obs[",
+    "train, reset rows counted in the statistics: obs[~dones], -> obs,",
+    "train, sums of rewards outlive an end: discounted * ~dones -> discounted",
+    "train, seen before acting: actions = agent -> agent.update_statistics(obs, rewards); actions = agent",
 )
 def test_training(script):
     """Every weight, figure and return is that of the slow version above, whatever the options."""
     for number, options in enumerate(TRAININGS):
         figures, networks, returns = slow_training(number)
         run = tools.rehearse_drift(script, **COMMON | options)
-        close([total for _, total in run.episodes], returns)
-        assert set(run.logged) == set(figures) and len(figures["critic_loss"]) > 10
+        close(run.episodes["return"], returns)
+        assert set(run.all_logged) == set(figures) and len(figures["critic_loss"]) > 10
         for name in figures:
-            close(run.logged[name], figures[name], atol=1e-3)
+            close(run.all_logged[name], figures[name], atol=1e-3)
         for ours, slow in zip((run.agent.actor, run.agent.critics, run.agent.target_critics), networks):
             close(flat(ours), slow, atol=1e-3)
 
@@ -316,6 +315,44 @@ def test_training(script):
 def test_images_have_a_cnn_for_each_network(script):
     """None of them is another's."""
     tools.check_cnns(script, (36, 40, 3))
+
+
+@catches(
+    "train, critics in eval mode: make_agent(args, envs).train() -> make_agent(args, envs)",
+    "train, plays in train mode: agent.actor.eval() -> 0",
+    "update_actor_and_alpha, plays in train mode afterwards: agent.actor.eval() -> 0",
+    "update_actor_and_alpha, in eval mode: agent.actor.train() -> 0",
+)
+def test_dropout_would_belong_to_the_losses(script):
+    """What an agent acts with is in eval mode."""
+    tools.check_modes(script)
+
+
+@catches(
+    "SoftActorCritic.act, one observation is taken for a batch: if obs.shape[1:] != self.observation_shape -> if False"
+)
+def test_odd_worlds(script):
+    """What Gymnasium takes is taken; what cannot be is refused."""
+    tools.check_odd_worlds(script)
+
+
+@catches(
+    "SoftActorCritic.draw, density in the environment's unit: return squashed_gaussian(mean, log_std, noise) -> "
+    "actions, log_probs = squashed_gaussian(mean, log_std, noise)\n"
+    "        return actions, log_probs - np.log(self.action_scale).sum()",
+)
+def test_the_unit_of_actions_changes_nothing(script):
+    """The same task, its two actions counted in five units: the same metrics and returns."""
+    units = [(-0.02, 0.02), (-2, 2), (-1000, 1000), (30, 1017), ([-1, 30], [1, 1017])]
+    found = []
+    for unit in units:
+        low, high = (np.broadcast_to(np.float32(bound), 2) for bound in unit)
+        world = lambda low=low, high=high: gym.wrappers.RescaleAction(tools.Drift(), low, high)
+        run = rehearse(script, world, **COMMON)
+        found.append(run.all_logged | {"returns": run.episodes["return"]})
+    for metrics in found[1:]:
+        for name in found[0]:
+            close(metrics[name], found[0][name], atol=1e-4)
 
 
 # -------------------------------------------------------------------------------- worlds whose right answer is known
@@ -343,16 +380,17 @@ def test_entropy_reaches_its_target(script):
     settings = {"hidden_sizes": (8,), "batch_size": 32, "learning_starts": 50, "policy_frequency": 1, "gamma": 0.0}
     settings |= {"actor_learning_rate": 2e-2, "critic_learning_rate": 2e-2, "total_timesteps": 1200}
     run = rehearse(script, lambda: Aim(), **settings)
-    close(np.mean(run.logged["entropy"][-300:]), -1.0, atol=0.3)
+    close(np.mean(run.all_logged["entropy"][-300:]), -1.0, atol=0.3)
 
 
 # ------------------------------------------------------------------------------------------------------- whole runs
 
-RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 "
-RUN += "--max-episode-steps 25 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
-RUN += "--normalize-obs"
+RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 20 --buffer-size 60 "
+RUN += "--max-episode-steps 10 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--normalize-obs --normalize-reward --anneal-lr"
 
 
+@catches("train, alpha's optimiser is not saved: alpha_optimizer=alpha_optimizer, -> ")
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """A resumed run ends as an unbroken one, bit for bit; --evaluate changes nothing."""
     kill_and_resume(script, RUN, 37, monkeypatch, tmp_path)
@@ -364,13 +402,9 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 def test_refused(script, tmp_path, monkeypatch, capsys):
     """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
     monkeypatch.chdir(tmp_path)
-    refused = {"env-id CartPole-v1": "bounded Box actions", "buffer-size 10": "batch_size", "alpha -1": "alpha"}
-    for flags, words in (refused | {"policy-frequency 0": "policy_frequency"}).items():
-        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2 and not list(
-            tmp_path.iterdir()
-        )
+    refused = {"env-id CartPole-v1": "Box actions of floats, bounded", "buffer-size 10": "batch_size"}
+    for flags, words in (refused | {"buffer-size 1e14": "GiB"}).items():
+        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2
         err = capsys.readouterr().err
-        assert words in err and err.count("\n") == 1
-    envs = mock.Mock(single_observation_space=NUMBERS, single_action_space=spaces.Box(-1, np.inf, (2,)))
-    with pytest.raises(script.UserError):
-        script.make_agent(script.Args(), envs)
+        assert words in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert 2 * 96 * 96 * 3 * script.tuned(env_id="CarRacing-v3").buffer_size < 8e9  # it fits into 16 GiB

@@ -1,12 +1,10 @@
-"""Rules that hold across scripts: same name, same code; no sibling imports; nothing happens on import; pins agree."""
+"""Rules that hold across scripts: same name, same code; no sibling imports; nothing happens on import."""
 
 import ast
 import os
-import re
+import shutil
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 import shared_code
@@ -17,21 +15,22 @@ FILES = [
     *(shared_code.ROOT / name for name in shared_code.NO_ALGORITHM if (shared_code.ROOT / name).exists()),
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-LINES = {  # at most: whole file, story
-    "ppo.py": (950, 500),
-    "ppo_masked.py": (1080, 600),
-    "ppo_rnd.py": (1070, 610),
-    "ppod.py": (1380, 820),
-    "dqn.py": (780, 330),
-    "rainbow.py": (1070, 590),
-    "ddpg_td3.py": (880, 430),
-    "sac.py": (880, 440),
-    "es.py": (910, 375),
-    "qlearning.py": (700, 265),
-    "mappo.py": (1370, 760),
-    "maddpg_matd3.py": (1190, 650),
+BUDGETS = {  # at most: characters of the whole file, lines of the story
+    "ppo.py": (64500, 560),
+    "ddpg_td3.py": (61000, 475),
+    "dqn.py": (54000, 375),
+    "es.py": (57500, 380),
+    "maddpg_matd3.py": (74000, 640),
+    "mappo.py": (81000, 705),
+    "ppo_masked.py": (66500, 555),
+    "ppo_rnd.py": (70000, 665),
+    "ppod.py": (88000, 885),
+    "qlearning.py": (47000, 300),
+    "rainbow.py": (71500, 675),
+    "reinforce.py": (44500, 295),
+    "sac.py": (62000, 510),
 }
-RUN_LINES = 280
+RUN_CHARACTERS = 21_500
 
 DRIFTS_PPO = '''@functools.cache
 def drifts(x):
@@ -188,7 +187,7 @@ def test_a_name_defined_twice_is_an_error(folder):
 def test_command_line(folder):
     """Fails if the exit code does not tell, or if the command looks anywhere but in the root above its own folder."""
     command = [sys.executable, str(folder / "tests" / "shared_code.py")]
-    Path(command[1]).write_text(Path(shared_code.__file__).read_text())
+    shutil.copy(shared_code.__file__, command[1])
     drifted = subprocess.run(command, capture_output=True, text=True)
     assert drifted.returncode == 1 and "drifts differs:\n--- ppo.py" in drifted.stdout
     mended = subprocess.run([*command, "--from", "ppo.py"], capture_output=True, text=True)
@@ -216,11 +215,12 @@ def test_story_comes_first_and_is_short(path):
     lines = path.read_text(encoding="utf-8").split("\n")
     heads = [number for number, line in enumerate(lines) if line.startswith("# =====")]
     assert [lines[number].split(":")[0] for number in heads] == ["# ===== helpers", shared_code.RUN]
-    whole, story = LINES[path.name]
-    assert len(lines) - 1 <= whole and heads[0] <= story
-    assert len(lines) - heads[1] <= RUN_LINES
+    characters, story = BUDGETS[path.name]
+    assert len("\n".join(lines)) <= characters and heads[0] <= story
+    assert len("\n".join(lines[heads[1] :])) <= RUN_CHARACTERS
+    assert 12 * sum(len(line) > 100 for line in lines) <= len(lines)  # width does not buy shortness
     (train,) = [node for node in ast.parse("\n".join(lines)).body if getattr(node, "name", "") == "train"]
-    assert train.end_lineno < heads[0] and train.end_lineno - train.lineno < 55
+    assert train.end_lineno < heads[0] and train.end_lineno - train.lineno < 75
 
 
 def imported_modules(tree):
@@ -236,7 +236,7 @@ def imported_modules(tree):
 def test_no_script_imports_a_sibling(path):
     """Fails if a script could not be copied away alone."""
     local = {p.stem for p in path.parent.glob("*.py")} | {p.name for p in path.parent.iterdir() if p.is_dir()}
-    for module in imported_modules(ast.parse(path.read_text())):
+    for module in imported_modules(ast.parse(path.read_text(encoding="utf-8"))):
         assert not module.startswith(".") and module.split(".")[0] not in local, f"{path.name} imports {module}"
 
 
@@ -269,22 +269,9 @@ def test_importing_a_script_does_nothing(path, tmp_path):
 
 
 @each_script
-def test_pins_equal_those_of_requirements(path):
-    """Fails if `uv run` of a script would install other versions than requirements.txt does."""
-    lines = (path.parent / "requirements.txt").read_text().splitlines()
-    requirements = {line.split("#")[0].strip() for line in lines} - {""}
-    # The reference regular expression of PEP 723.
-    blocks = re.findall(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$", path.read_text())
-    (content,) = [block[1] for block in blocks if block[0] == "script"]
-    block = tomllib.loads("".join(line[2:] or "\n" for line in content.splitlines(keepends=True)))
-    assert block["dependencies"] and all(re.search(r"==[\w.]+$", pin) for pin in block["dependencies"])
-    assert set(block["dependencies"]) <= requirements, set(block["dependencies"]) - requirements
-
-
-@each_script
 def test_everything_public_is_documented(path):
     """Fails if a public function or class, or the script itself, has no docstring."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree)
     public = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")]
     assert public and not [node.name for node in public if not ast.get_docstring(node)]

@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import warnings
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +13,7 @@ from unittest import mock
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -19,7 +22,9 @@ from torch import nn
 def close(actual, expected, atol=1e-5):
     """AssertionError unless all numbers, and the shapes, agree."""
     array = lambda x: x.detach().double().numpy() if isinstance(x, torch.Tensor) else np.array(x, float)
-    np.testing.assert_allclose(array(actual), array(expected), rtol=1e-5, atol=atol, strict=True)
+    actual, expected = array(actual), array(expected)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)  # NumPy 1 has no strict=True for this
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=atol)
 
 
 @contextmanager
@@ -247,17 +252,18 @@ def new_agent(script, obs_space=NUMBERS, action_space=BOX, **settings):
 
 
 class Still(gym.Env):
-    """Nothing ever happens: zeros are observed, 0 is paid, and no episode ends."""
+    """Nothing ever happens: zeros are observed, the reward is always the same, and no episode ends."""
 
-    def __init__(self, observation_space, action_space):
-        self.observation_space, self.action_space = observation_space, action_space
+    def __init__(self, observation_space, action_space, reward=0.0):
+        self.observation_space, self.action_space, self.reward = observation_space, action_space, reward
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
 
     def step(self, action):
-        return self.reset()[0], 0.0, False, False, {}
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return self.reset()[0], self.reward, False, False, {}
 
 
 def learn(script, agent, batches, **settings):
@@ -295,6 +301,40 @@ def check_cnns(script, shape):
             assert all(torch.equal(p, q) == (name != moving) for p, q in pairs)
         assert any("convolutions" in name for name, _ in agent.actor.named_parameters())
         assert agent.act(pictures[0].numpy()).shape == (4, 2)
+
+
+def check_modes(script):
+    """The actor is in train mode in its own loss and nowhere else; critics always are: they serve losses alone."""
+    agent, calls = new_agent(script, ONE, ONE).eval(), set()
+    for name, network in (("actor", agent.actor), ("critic", agent.critics[0])):
+        note = lambda network, *_, name=name: calls.add((name, network.training, torch.is_grad_enabled()))
+        network.register_forward_hook(note)
+    learn(script, agent, [row_of_one(script)] * 2, policy_frequency=1)
+    assert calls == {("actor", True, True), ("actor", False, False), ("critic", True, True)}
+
+
+def check_odd_worlds(script):
+    """Actions with a single value, rewards of other types; what float32 cannot hold is a line that names the field."""
+    settings = {"learning_starts": 3, "batch_size": 2, "hidden_sizes": (4,), "total_timesteps": 6}
+
+    def train(low, high, reward):
+        world = Still(spaces.Box(-9, 9, ()), spaces.Box(np.float32(low), np.float32(high)), reward)
+        return rehearse(script, lambda: world, **settings, max_episode_steps=2)
+
+    for reward in (np.array(1.0), Decimal("0.5"), np.float32(1), 1, True):
+        run = train([0.5, -1], [0.5, 1], reward)
+        assert run.step == 6 and np.isfinite(run.all_logged["critic_loss"]).all()
+        assert run.agent.act(np.zeros(4))[:, 0].tolist() == [0.5] * 4
+    with pytest.raises(script.UserError, match="none, after step 0: reward"), warnings.catch_warnings(action="error"):
+        train([-1], [1], 1e300)
+    for bounds in (([-3.4e38], [3.4e38]), ([-1], [np.inf]), ([-np.inf], [np.inf])):
+        try:
+            train(*bounds, 0)
+            raise AssertionError(f"actions with the bounds {bounds} were not refused")
+        except script.UserError as error:
+            assert "bounded in every dimension" in str(error)
+    with fails("act takes a batch of observations; for one, it is act(obs[None])[0]"):
+        new_agent(script, ONE).act(np.zeros(1))
 
 
 class Aim(Probe):
@@ -338,13 +378,13 @@ def net(inputs, hidden_sizes, outputs):
     return nn.Sequential(*hidden, nn.Linear(sizes[-1], outputs))
 
 
-def play_slowly(args, adams, act, update):
+def play_slowly(args, act, update):
     """What `train` does in Drift but for acting and learning, with a plain list of all that was played.
 
-    `adams`: {optimiser: its learning rate}. act(obs, noise) gives actions (N, 2) in [-1, 1]; update(number, rng, batch)
-    learns from a batch: obs, actions, rewards, next obs, terminated. Returns the returns of all episodes.
+    act(obs, noise) gives actions (N, 2) in [-1, 1]; update(number, rng, batch, left) learns from a batch: obs, actions,
+    rewards, next obs, terminated; `left` is the share of the steps that is left. Returns the returns of all episodes.
     """
-    memory, seen, returns, step, checkpoint, updates = [], [], [], 0, 0, 0
+    memory, seen, discounted, returns, step, checkpoint, updates = [], [], [], [], 0, 0, 0
     N, low, high = args.num_envs, BOX.low, BOX.high
 
     def observed(rows):
@@ -357,9 +397,8 @@ def play_slowly(args, adams, act, update):
         if step == checkpoint:
             envs, rng = vector_env([Drift], N), np.random.default_rng([args.seed, step])
             obs, _ = envs.reset(seed=int(rng.integers(2**31)))
-            reset, noise, totals = [False] * N, np.zeros((N, 2)), [0] * N
-        for adam, rate in adams.items():
-            adam.param_groups[0]["lr"] = rate * (1 - step / args.total_timesteps if args.anneal_lr else 1)
+            rng.integers(2**31)  # torch's seed
+            reset, ended, noise, totals, G = [False] * N, [False] * N, np.zeros((N, 2)), [0] * N, [0] * N
         drawn = args.exploration_noise * rng.standard_normal((N, 2))
         for n in range(N):
             left = 0.85 * noise[n] if args.noise == "ou" else 0
@@ -375,9 +414,11 @@ def play_slowly(args, adams, act, update):
             seen.append(obs[n])
             step += 1
             totals[n] += rewards[n]
+            G[n] = rewards[n] + args.gamma * G[n]
+            discounted.append(G[n])
             if terminated[n] or truncated[n]:
                 returns.append(totals[n])
-                totals[n] = 0
+                totals[n], G[n], ended[n] = 0, 0, True
         obs, reset = next_obs, terminated | truncated
         learning = [t for t in range(first + 1, step + 1) if t > max(args.learning_starts, 4)]
         rounds = [t for t in learning if t % args.train_frequency == 0]
@@ -385,14 +426,22 @@ def play_slowly(args, adams, act, update):
             updates += 1
             slots = rng.integers(min(len(memory), 20), size=4)  # slot s of the ring: the newest of s, s + 20, …
             o, a, r, next_o, over = zip(*[memory[max(range(slot, len(memory), 20))] for slot in slots])
-            update(updates, rng, (observed(o), torch.tensor(np.array(a, np.float32)), r, observed(next_o), over))
-        if step // 20 > first // 20:
+            if args.normalize_reward:
+                r = (np.array(r) / np.sqrt(np.var(discounted) + 1e-8)).clip(-10, 10)
+            batch = observed(o), torch.tensor(np.array(a, np.float32)), r, observed(next_o), over
+            update(updates, rng, batch, max(0, 1 - step / args.total_timesteps) if args.anneal_lr else 1)
+        if step // 20 > checkpoint // 20 and all(ended):
             checkpoint = step
     return returns
 
 
-def descend(adam, loss):
-    """One step of an optimiser down the gradient of a loss."""
+def descend(adam, loss, next_rate, max_norm=None):
+    """One step of an optimiser down the gradient of a loss; the next step has this learning rate."""
     adam.zero_grad()
     loss.backward()
+    gradients = [p.grad for group in adam.param_groups for p in group["params"]]
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    for gradient in gradients if max_norm else ():
+        gradient *= min(1, max_norm / norm)
     adam.step()
+    adam.param_groups[0]["lr"] = next_rate

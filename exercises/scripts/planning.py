@@ -1,6 +1,6 @@
 # /// script
-# requires-python = ">=3.11"
-# dependencies = ["gymnasium[classic-control,toy-text,box2d]==1.4.0", "numpy==2.4.6"]
+# requires-python = ">=3.11,<3.15"
+# dependencies = ["gymnasium[classic-control,toy-text]>=1.3,<2", "numpy>=1.26"]
 # ///
 """Planning: the best policy of a world whose rules are known, on FrozenLake.
 
