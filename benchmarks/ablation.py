@@ -21,6 +21,15 @@ SHORT = "--stop-at-return None --total-timesteps 20000"
 RAINBOW = {"Rainbow": f"rainbow.py {SHORT}"}
 RAINBOW |= {f"no {switch}": f"rainbow.py {SHORT} --no-{switch}" for switch in SWITCHES}
 RAINBOW["DQN"] = f"dqn.py {SHORT}"
+DQN = {
+    "DQN": "dqn.py",
+    "clipped error": "dqn.py --clip-error",
+    "learning rate / 2": "dqn.py --learning-rate 2.5e-4",
+    "learning rate x 2": "dqn.py --learning-rate 1e-3",
+    "gamma 0.99": "dqn.py --gamma 0.99",
+    "copies every 500 steps": "dqn.py --target-network-frequency 500",
+    "copies every 2,000 steps": "dqn.py --target-network-frequency 2000",
+}
 MAPPO = {"EP": "mappo.py", "FP": "mappo.py --state-type FP", "HAPPO": "mappo.py --happo --no-share-policy"}
 MAPPO |= {f"{state}, GRU": f"{MAPPO[state]} --recurrent --data-chunk-length 5" for state in ("EP", "FP")}
 RND = {
@@ -35,6 +44,7 @@ MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
 STUDIES = {  # name: (environments, {variant: its command})
+    "dqn": (["CartPole-v1"], DQN),
     "rainbow": (["CartPole-v1"], RAINBOW),
     "mappo": (["mpe2.simple_spread_v3"], MAPPO),
     "ppo_rnd": (["MiniGrid-MultiRoom-N4-S5-v1"], RND),
