@@ -1,0 +1,219 @@
+"""Write the reading edition: a page for each script, cut from the script, its tests, its page in docs/ and exercises/.
+
+    python reading/build.py        # site/index.html and the other pages, in half a minute
+
+Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring, its worked
+example is the docstring of a test, and the mistakes are those that this test must catch. page.html has their form.
+"""
+
+import ast
+import html
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+import jinja2
+from markdown_it import MarkdownIt
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parent
+sys.path[:0] = [str(HERE), str(REPO / "exercises")]
+from mechanism import EXERCISES, HUNTS, load_tables  # noqa: E402
+from notation import LINKS, code_word, docstring, highlight, indented, inline, tag  # noqa: E402
+from wrong import by_hand, run_lessons  # noqa: E402
+
+RULER = re.compile(r"\s*# -{20,} (.*)")
+# What only a test would write, and no human: such a mistake is left out of the pages.
+NO_HUMAN = re.compile(r"\b(True|False)\b|\b77\b|\b9+\b|1e9|\b0 \* |\blambda\b")
+
+
+def read(path):
+    """The text of a file of the repository; "" if there is none."""
+    return Path(REPO, path).read_text(encoding="utf-8") if Path(REPO, path).exists() else ""
+
+
+def slug(title):
+    """The address of a heading, as GitHub makes it."""
+    text = html.unescape(re.sub("<.*?>", "", title)).lower()
+    return re.sub(r"[^\w -]", "", text).replace(" ", "-")
+
+
+def doc_of(node):
+    """A docstring without its margin. (ast's own way takes away the margin of a single equation as well.)"""
+    return re.sub(rf"(?m)^ {{{node.body[0].col_offset}}}", "", ast.get_docstring(node, clean=False)).rstrip()
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+@dataclass
+class Unit:
+    """A function, a method with a docstring, or any other statement of a script, up to the next Unit."""
+
+    name: str  # compute_gae, RolloutBuffer.minibatches: its address in the page
+    first: int  # line, counted from 1
+    last: int
+    source: str = ""
+    doc: str = ""  # its docstring, and the comment above it
+    hidden: range = range(0)  # lines of the docstring
+    section: str = ""  # title of the section that begins here
+    intro: str = ""  # the comment below this title
+    lessons: list = field(default_factory=list)  # (test, other units that it exercises)
+    mistakes: list = field(
+        default_factory=list
+    )  # (the text in `catches`, where, what is wrong, old text, new text, line)
+    is_wide: bool = False  # the docstring holds a drawing or a wide table, and stands above the code
+    notes: list = field(default_factory=list)  # the "details that matter" of docs/
+
+
+class Script:
+    """A script as the Units of its story, and what tests, docs and exercises say about them."""
+
+    def __init__(self, name):
+        self.name, self.text, self.tests = name, read(f"{name}.py"), read(f"tests/test_{name}.py")
+        self.lines, tree = self.text.split("\n"), ast.parse(self.text)
+        self.story = next(i for i, line in enumerate(self.lines) if line.startswith("# ====="))  # its last line
+        self.title, _, doc = ast.get_docstring(tree).partition("\n\n")
+        self.doc = re.sub(r"\s*The\s+story\s+ends\s+at.*", "", doc, flags=re.S)
+        self.units = list(self.cut(tree.body[1:]))
+        self.rest = Unit("helpers", self.story + 1, len(self.lines) - 1)
+        self.find = {unit.name: unit for unit in [self.rest, *self.units]}
+        for test in ast.parse(self.tests).body:
+            if getattr(test, "name", "").startswith("test_"):
+                self.attach(test)
+        self.page = read(f"docs/{name}.md")
+        self.docs = {title: text for title, text in re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page)}
+        self.details = next((title for title in self.docs if title.startswith("Details that matter")), "")
+        for item in re.split(r"(?m)^\d+\. ", self.docs.pop(self.details, ""))[1:]:
+            named = (self.find[x] for x in re.findall(r"`([\w.]+)`", item) if x in self.find)
+            next(named, self.rest).notes.append(re.sub(r"\n {2,4}", "\n", item))
+        self.tasks = [x for x in [*EXERCISES.values(), *HUNTS.values()] if x.script == f"{name}.py"]
+        self.week = min((task.week for task in self.tasks), default=99)
+
+    def cut(self, nodes):
+        """Yield the Units of the story."""
+        found = {}  # name: (node, first line, comments above it)
+        for node in (x for x in nodes if x.lineno <= self.story):
+            methods = [x for x in getattr(node, "body", []) if isinstance(node, ast.ClassDef) and hasattr(x, "name")]
+            for part in [node, *(x for x in methods if ast.get_docstring(x))]:
+                name = part.targets[0].id if isinstance(part, ast.Assign) else getattr(part, "name", "imports")
+                name = name if part is node else f"{node.name}.{name}"
+                first = min(x.lineno for x in [part, *getattr(part, "decorator_list", [])])
+                above = [*takewhile(re.compile(r"\s*(#|$)").match, self.lines[first - 2 :: -1])][::-1]
+                found.setdefault(name + "-2" * (name in found and name != "imports"), (part, first, above))
+        ends = [first - len(above) - 1 for _, first, above in found.values()][1:] + [self.story]
+        for (name, (node, first, above)), last in zip(found.items(), ends):
+            unit = Unit(name, first, last, "\n".join(self.lines[first - 1 : last]).rstrip())
+            unit.last = first + unit.source.count("\n")
+            unit.section = "".join(match[1] for match in map(RULER.match, above) if match)
+            comment = "\n".join(re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)).strip()
+            unit.intro, unit.doc = (comment, "") if unit.section else ("", comment)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+                unit.doc += "\n\n" + doc_of(node)
+                unit.hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)
+            unit.is_wide = bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", unit.doc, re.M))
+            yield unit
+
+    def attach(self, test):
+        """Give a test's mistakes to the functions where they are, and a lesson to the one with most of them."""
+        calls = [call for call in test.decorator_list if "catches(" in ast.unparse(call)]
+        places = Counter()
+        for text in (ast.literal_eval(x) for call in calls for x in call.args):
+            where, what, old, new = re.match(r"([\w.]+), (.*?): (.*) -> (.*)", text, re.S).groups()
+            unit = self.find.get(where) or self.find.get(where.rpartition(".")[0]) or self.rest
+            places[unit.name] += 1
+            begin = unit.source.find(old) + len(old) - len(old.lstrip())
+            line = unit.first + unit.source[: max(begin, 0)].count("\n")
+            unit.mistakes += [] if NO_HUMAN.search(new) else [(text, where, what, old.strip(), new.strip(), line)]
+        if by_hand(self.tests.split("\n"), test.lineno):
+            used = {x.attr for x in ast.walk(test) if isinstance(x, ast.Attribute)}
+            places.update({name: 0.1 for name in self.find if name.rpartition(".")[2] in used})
+            best, *others = sorted(places, key=places.get, reverse=True) or ["helpers"]
+            self.find[best].lessons.append((test, [x for x in others if places[x] >= 1 and x != "helpers"]))
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+class Site:
+    """The folder of the pages, and what page.html calls."""
+
+    def __init__(self, folder, scripts):
+        self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
+        (self.folder / "img").mkdir(parents=True, exist_ok=True)
+        form = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        form.globals.update(
+            site=self, inline=inline, docstring=docstring, slug=slug, doc_of=doc_of, highlight=highlight
+        )
+        self.template = form.from_string(read("reading/page.html"))
+
+    def target(self, href, base):
+        """A link in a file of the repository's folder `base`, as seen from the site; pictures are copied."""
+        path, sign, part = html.unescape(href).partition("#")
+        full = Path(REPO, base, path).resolve()
+        if re.match("https?:", href) or not path:
+            return href
+        if full.suffix in (".png", ".gif"):
+            if full.exists():
+                shutil.copy(full, self.folder / "img")
+            return f"img/{full.name}"
+        if full.parent == REPO / "docs" or full.stem in self.scripts and full.parent == REPO:
+            return f"{full.stem}.html{sign}{part}"
+        top = os.environ.get("SOURCE_URL", "..")  # where the repository is, seen from site/
+        return f"{top}/{full.relative_to(REPO).as_posix()}{sign}{part}"
+
+    def markdown(self, text, base="docs"):
+        """Markdown as HTML; formulas, variables and code look as in docstrings."""
+        page = MarkdownIt("commonmark", {"html": True}).enable("table")
+        rules = {
+            "text": lambda token: inline(token.content),
+            "code_inline": lambda token: code_word(token.content),
+            "code_block": lambda token: indented(token.content.rstrip().split("\n")),
+            "fence": lambda token: tag("pre", "\n".join(highlight(token.content, token.info or "text")), tabindex="0"),
+        }
+        for name, rule in rules.items():
+            page.add_render_rule(name, lambda self, tokens, i, *_, rule=rule: rule(tokens[i]))
+        out = re.sub(r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.target(m[2], base)}"', page.render(text))
+        out = re.sub(r"(<a [^>]*>(?:(?!</a>).)*?)<a [^>]*>(.*?)</a>", r"\1\2", out)  # an arXiv number in a link
+        out = re.sub(r"<h([23])>(.*?)</h.>", lambda m: tag(f"h{m[1]}", m[2], id=slug(m[2])), out)
+        return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)
+
+    def pictures(self, text, base, kind):
+        """(address, description) of the pictures in a text."""
+        found = re.findall(rf"!\[([^]]*)\]\(([^)]*\.{kind})\)", text)
+        return [(self.target(path, base), inline(words)) for words, path in found]
+
+    def write(self, name, **given):
+        """Write a page."""
+        Path(self.folder, f"{name}.html").write_text(self.template.render(name=name, **given), encoding="utf-8")
+
+
+def build(folder=REPO / "site", names=None):
+    """Write all pages and return the Site; `names`: scripts whose lessons run with all mistakes, by default all."""
+    load_tables()
+    stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in read(path)]
+    site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.name)))
+    for script in site.scripts.values():
+        mistakes = names is None or script.name in names
+        script.wrong, script.calls = run_lessons(script.name, mistakes) if script.tests else ({}, {})
+    for script in site.scripts.values():
+        LINKS.clear()
+        LINKS.update({name.rpartition(".")[2]: f"#{name}" for name in [*script.find][::-1]})
+        LINKS.update({name: f"#{name}" for name in script.find})
+        links = {"." * ("." in href) + name: href for name, href in LINKS.items() if "." not in name}
+        site.write(script.name, script=script, markup=highlight(script.text, links=links))
+    LINKS.clear()
+    pages = [path.stem for path in sorted(Path(REPO, "docs").glob("*.md")) if path.stem not in site.scripts]
+    for name in pages:
+        site.write(name, text=read(f"docs/{name}.md"))
+    blocks = [x for x in read("README.md").split("\n\n") if not re.search("reading/build|reading.png", x)]
+    site.write("index", readme="\n\n".join(blocks), pages=pages)
+    for name in ("style.css", "page.js", "figures.js"):
+        shutil.copy(HERE / name, site.folder)
+    return site
+
+
+if __name__ == "__main__":
+    build()
+    print(REPO / "site" / "index.html")
