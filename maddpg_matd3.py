@@ -685,7 +685,7 @@ def make_agents(args, envs):
     action_spaces = envs.single_action_space.spaces
     layout = envs.metadata["layout"]
     all_discrete = all(isinstance(space, spaces.Discrete) for space in action_spaces)
-    if not all_discrete and not all(is_bounded(space) for space in action_spaces):
+    if not all_discrete and not all(is_bounded_box(space) for space in action_spaces):
         found = ", ".join(map(str, action_spaces))
         needed = "all actions must be Discrete, or bounded Boxes"
         raise UserError(f"{args.env_id}: {needed}, not {found}: use mappo.py")
@@ -700,7 +700,7 @@ def make_agents(args, envs):
 make_agent = make_agents  # as the run section calls it
 
 
-def is_bounded(space):
+def is_bounded_box(space):
     """Whether it is a Box with bounds; float32's largest number, 3e38, means "none" as well."""
     return isinstance(space, spaces.Box) and np.all(np.abs([space.low, space.high], dtype=float) < 1e30)
 

@@ -274,8 +274,7 @@ class Team(nn.Module):
         EP (environment-provided) is the state: the environment's own, or else all observations side
         by side. FP has for each agent its own observation, padded with zeros, and the state (its own
         state, if the environment has one for each agent). A dead agent has zeros; its value is what
-        its team still gets. (The MAPPO paper calls this AS, agent-specific; its FP, feature-pruned,
-        also drops duplicate entries.)
+        its team still gets. The names are HARL's (arXiv 2304.09870).
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]

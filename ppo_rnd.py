@@ -314,10 +314,10 @@ class RND(nn.Module):
     def forward(self, obs):
         """Novelty (B,) of a tensor of observations (B, …).
 
-            novelty = mean( (g(x) - f(x))^2 )   (arXiv 1810.12894, section 2.2; a sum there)
+            novelty = mean( (g(x) - f(x))^2 )   (arXiv 1810.12894, section 2.2)
 
-        x are normalised observations, clipped to ±5 (section 2.4): the first change of an entry that
-        was always the same would be huge.
+        The mean is over features; the paper has their sum. x is the normalised observation, clipped
+        to ±5 (section 2.4): the first change of an entry that was always the same would be huge.
         """
         x = self.obs_stats(obs.float()).clamp(-5, 5)
         if self.image:  # all stacked frames; in the paper, both networks see only the last one

@@ -5,8 +5,6 @@ with an item for each of its "seeds". Each seed is written as soon as it is meas
 on where it was; an entry of another text of the script is replaced.
 """
 
-import ast
-import hashlib
 import json
 import os
 import platform
@@ -15,27 +13,10 @@ import statistics
 import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from text import ROOT, text_of
+
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def text_of(script, env_id=None):
-    """A hash of what a script computes: its code above the run section, without comments and docstrings.
-
-    Which errors become a message does not count, nor, with env_id, what TUNED holds for other environments.
-    """
-    story = ast.parse(Path(ROOT, script).read_text(encoding="utf-8").split("# ===== run")[0])
-    for node in ast.walk(story):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-            del node.body[0]
-        if isinstance(node, ast.ExceptHandler) and isinstance(node.body[0], ast.Raise):
-            node.type = None
-        if env_id and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TUNED":
-            settings = zip(node.value.keys, node.value.values)
-            node.value = [value for key, value in settings if key.value == env_id]
-    return hashlib.sha256(ast.dump(story).encode()).hexdigest()[:12]
 
 
 def stamp(script, env_id=None):
@@ -44,6 +25,8 @@ def stamp(script, env_id=None):
     commit = subprocess.run([*git, "log", "-1", "--format=%h", "--", script], capture_output=True, text=True).stdout
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", script]).returncode
     return {
+        "script": script,
+        "env_id": env_id,
         "text": text_of(script, env_id),
         "commit": commit.strip() + ("+" if changed else ""),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

@@ -258,9 +258,10 @@ def main():
             key = f"{name}, {side}"
             stamped = stamp(f"{OURS[name.split()[0]]}.py", name.split()[1])
             if side == "peer":
-                stamped |= {"text": f"{PEERS} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
+                stamped |= {"script": None, "text": f"{PEERS} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
             elif side == "CleanRL":
-                stamped |= {"text": f"{CLEANRL} {PACKAGES[side]}", "commit": f"CleanRL {CLEANRL[1][:7]}"}
+                stamped |= {"script": None, "text": f"{CLEANRL} {PACKAGES[side]}"}
+                stamped["commit"] = f"CleanRL {CLEANRL[1][:7]}"
             for seed in missing("peers", key, stamped["text"], args.seeds):
                 command = [interpreter(side, args.venv), __file__, name, "--one", side, "--venv", args.venv]
                 steps = ["--steps", args.steps] if args.steps else []

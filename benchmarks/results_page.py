@@ -11,14 +11,17 @@ import json
 import math
 import re
 import statistics
+from functools import cache
 
-from common import RESULTS, ROOT, interval, iqm, number, read, table
+from common import RESULTS, interval, iqm, number, read, table
 from matplotlib.figure import Figure
 from peers import OURS
+from text import ROOT, text_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLISHED = json.loads((ROOT / "benchmarks/data/published.json").read_text(encoding="utf-8"))
 SCRIPTS = "ppo ppo_masked ppo_rnd dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
+CHANGED = ", since changed"
 MARK = re.compile(r"<!-- ([\w ]+): (.*?) -->.*?<!-- end -->", re.DOTALL)
 COLUMNS = {  # title: the list of an entry, with an item for each seed, and what is taken of it
     "mean": ("returns", statistics.mean),
@@ -36,10 +39,17 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
 }
 
 
+@cache
+def present_text(script, env_id):
+    """The hash of a script as it is today."""
+    return text_of(script, env_id)
+
+
 def cell(entry, title):
     """A column of an entry, as text."""
     if title == "commit":
-        return entry.get("commit", "–")
+        same = entry.get("script") is None or entry["text"] == present_text(entry["script"], entry["env_id"])
+        return entry.get("commit", "–") + ("" if same else CHANGED)
     if title == "seeds":
         seeds = sorted(entry.get("seeds", []))
         in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
@@ -79,10 +89,11 @@ def published(script, env_id):
 def scores(script):
     """The table on a script's page: its scores, beside random play and what others report."""
     titles = ["mean", "worst seed", "seeds", "steps", "seconds"]
-    rows = [["environment", *titles, "random play", "published"]]
+    rows = [["environment", *titles, "random play", "published", "commit"]]
     for name, entry in sorted(read(f"{script}_scores").items(), key=lambda item: " " in item[0]):  # with flags: last
         chance = figure(f"random {script} {name.split()[0]}", "mean")
-        rows.append([f"`{name}`", *[cell(entry, title) for title in titles], chance, published(script, name)])
+        cells = [*[cell(entry, title) for title in titles], chance, published(script, name), cell(entry, "commit")]
+        rows.append([f"`{name}`", *cells])
     return table(*rows)
 
 
@@ -92,7 +103,7 @@ def intervals(script):
     for name, entry in read(f"{script}_scores").items():
         if " " not in name:  # without other flags
             cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
-            rows.append([f"`{name}`", *cells, published(script, name), entry.get("commit", "–")])
+            rows.append([f"`{name}`", *cells, published(script, name), cell(entry, "commit")])
     return table(*rows)
 
 
@@ -112,6 +123,8 @@ def grid(file):
         steps.setdefault(env_id, []).extend(entry.get("steps", []))
     rows = [["mean (worst seed; number of seeds)", *steps]]
     rows.append(["steps", *[cell({"steps": taken}, "steps") for taken in steps.values()]])
+    commits = [{cell(entry, "commit") for (there, _), entry in found.items() if there == env_id} for env_id in steps]
+    rows.append(["commit", *["; ".join(sorted(several)) for several in commits]])
     for variant in dict.fromkeys(variant for _, variant in found):
         there = [found.get((env_id, variant)) for env_id in steps]
         cells = [f"{cell(x, 'mean')} ({cell(x, 'worst seed')}; {len(x['seeds'])})" if x else "–" for x in there]
@@ -122,10 +135,32 @@ def grid(file):
 def peers(file):
     """The table of ours beside the peers."""
     titles = ["seeds", "steps", "reached by", "steps to threshold", "seconds to threshold"]
-    titles += ["memory, MiB", "lines to read"]
+    titles += ["memory, MiB", "lines to read", "commit"]
     rows = [["task", "side", "score", *titles]]
     for key, entry in sorted(read(file).items()):
         rows.append([*key.split(", "), score(entry), *[cell(entry, title) for title in titles]])
+    return table(*rows)
+
+
+def unknown(script):
+    """The table of unknown.py: the defaults of a script beside the peer's, and the mean of the shares in each half."""
+    found = {key.removeprefix(f"{script} "): entry for key, entry in read("unknown").items() if key.startswith(script)}
+    titles = ["mean", "worst seed", "seeds", "seconds"]
+    rows = [["environment", *titles, "peer: mean", *titles[1:], "random play", "share of the peer's gain", "commit"]]
+    for half in dict.fromkeys(entry["half"] for entry in found.values()):
+        shares = []
+        for name in dict.fromkeys(key.rpartition(", ")[0] for key, entry in found.items() if entry["half"] == half):
+            ours, peer, chance = [found.get(f"{name}, {side}", {}) for side in ("ours", "peer", "random")]
+            row = [name, *[cell(side, title) for side in (ours, peer) for title in titles], cell(chance, "mean"), "–"]
+            if ours and peer and chance:
+                score, other, worst = [statistics.mean(side["returns"]) for side in (ours, peer, chance)]
+                shares.append((score - worst) / (other - worst) if other > worst else math.nan)
+                row[-1] = number(shares[-1])
+            rows.append([*row, cell(ours, "commit")])
+        shares = [share for share in shares if share == share]
+        if shares:
+            mean = f"{number(statistics.mean(shares))}, lowest {number(min(shares))}"
+            rows.append([f"*{half}: mean*", *["–"] * 9, mean, ""])
     return table(*rows)
 
 
@@ -209,7 +244,7 @@ def draw_curves():
         draw_panels(f"{script}_curves.png", found, "return")
 
 
-KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, total)}
+KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, unknown, total)}
 
 
 def written(mark):

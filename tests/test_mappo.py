@@ -108,18 +108,16 @@ def test_return_at_a_death(script):
 def test_rewards_and_ends_of_each_agent(script):
     """FP with --agent-rewards: two agents with rewards of their own, gamma = lambda = 1/2, and V(o, s) = o.
 
-    step  r of 0  r of 1  what happens             observations after it
-    0     1       -1      0 is cut off             8, 4
-    1     0       -2      1 terminates, all ends   0, 6
-    2     0       0       (resets)                 1, 1
-    3     3       -3      1 terminates             2, 6
-    4     4       0       time is up               4, 0
+    step  rewards  what happens              observations after it
+    0     1, -1    the first is cut off      8, 4
+    1     0, -2    the second terminates     0, 6
+    2     0, 0     (resets)                  1, 1
+    3     3, -3    the second terminates     2, 6
+    4     4, 0     time is up                4, 0
 
-    Agent 0                                      Agent 1
-    A_0 = 1 + 8/2 - 1 = 4, by its last sight     A_0 = -1 + 4/2 - 1 + A_1/4 = -1.5
-                                                 A_1 = -2 - 4 = -6
-    A_3 = 3 + 2/2 - 1 + A_4/4 = 4                A_3 = -3 - 1 = -4
-    A_4 = 4 + 4/2 - 2 = 4
+    The first, where 8 is what it saw last; then the second:
+        A_0 = 1 + 8/2 - 1 = 4,   A_3 = 3 + 2/2 - 1 + A_4/4 = 4,   A_4 = 4 + 4/2 - 2 = 4
+        A_0 = -1 + 4/2 - 1 + A_1/4 = -1.5,   A_1 = -2 - 4 = -6,   A_3 = -3 - 1 = -4
     """
     layout = script.Layout(slice(0, 2), [slice(2, 3), slice(3, 4)], slice(2, 4), [slice(2, 4)] * 2, [slice(4, 4)] * 2)
     own = {"state_type": "FP", "agent_rewards": True, "value_norm": False, "hidden_sizes": ()}

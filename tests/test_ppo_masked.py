@@ -468,6 +468,7 @@ def plain_run(number):
     "masked_ppo_loss, value weighs 1: args.vf_coef * v_loss -> v_loss",
     "masked_ppo_loss, ratio inverted: log_probs - batch.old_log_prob -> batch.old_log_prob - log_probs",
     "MaskableRolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
+    "MaskableRolloutBuffer.scale_rewards, one end ends all: self.truncated[t], 0 -> self.truncated[t].any(), 0",
     "MaskableRolloutBuffer.scale_rewards, reset rows in the deviation: G[~self.reset_rows] -> G",
     "MaskableRolloutBuffer.scale_rewards, G begins anew: G = np -> self.rewards_so_far *= 0; G = np",
     "MaskableRolloutBuffer.explained_variance, of a critic of zeros: self.rows.old_values[played] -> 0",
@@ -526,7 +527,10 @@ RUN = "--env-id Cue-v0 --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-s
 RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 3"
 
 
-@catches("train, the optimizer is not saved: optimizer=optimizer, -> ")
+@catches(
+    "train, the optimizer is not saved: optimizer=optimizer, -> ",
+    "train, the scheduler is not saved: , scheduler=scheduler -> ",
+)
 def test_killed_resumed(script, tmp_path, monkeypatch, capsys):
     """A run that is killed and resumed ends as an unbroken one; it says where the masks come from."""
     kill_and_resume(script, RUN, 12, monkeypatch, tmp_path)
@@ -539,6 +543,8 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--env-id CartPole-v1": "no action masks: neither the entry", "--env-id Pendulum-v1": "ppo.py takes Box"}
     refused |= {"--env-id Blackjack-v1 --no-mask": "no MaskedAgent", "--no-mask --naive-mask": "different ablations"}
     refused |= {"--num-envs 1 --num-steps 2 --num-minibatches 2": "num_minibatches must be at most"}
+    refused |= {"--env-id run_worlds:Camera-v0": "MaskedAgent for picture", "--env-id run_worlds:Grey-v0": "(36, 36)"}
+    refused |= {"--wrappers gymnasium.wrappers.NormalizeObservation": "use gymnasium.wrappers.RescaleObservation"}
     for flags, words in refused.items():
         assert command(script, flags) == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err

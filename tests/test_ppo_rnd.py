@@ -302,6 +302,7 @@ def slow_training(number):
     "CuriousBuffer.log_probs_and_values, last value: agent.intrinsic_critic(last -> agent.critic(last",
     "CuriousBuffer.__init__, next_obs is obs: self.obs[1:] -> self.obs[:-1]",
     "CuriousBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
+    "CuriousBuffer.scale_rewards, one end ends all: self.truncated[t], 0 -> self.truncated[t].any(), 0",
     "CuriousBuffer.scale_rewards, never begins anew: self.terminated[t] | self.truncated[t], 0 -> False, 0",
     "compute_intrinsic_gae, one reset row for all: reset_rows[t], next_adv -> reset_rows[t].any(), next_adv",
     "curious_loss, intrinsic critic forgotten: (v_loss + intrinsic_v_loss) -> v_loss",
@@ -399,6 +400,7 @@ RUN += "--random-steps 5 --total-timesteps 150 --checkpoint-every 50 --eval-ever
 
 @catches(
     "train, curiosity not saved: rnd=rnd, -> ",
+    "train, the scheduler is not saved: scheduler=scheduler, -> ",
     "train, the predictor's optimizer is not saved: predictor_optimizer=predictor_optimizer -> ",
     "RND.__init__, sums not saved: dtype=torch.float64)) -> dtype=torch.float64), persistent=False)",
 )
