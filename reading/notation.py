@@ -202,7 +202,7 @@ def indented(lines):
     out = ""
     for part in parts:
         source = part.pop().strip("()., ") if SOURCE.fullmatch(part[-1]) else ""
-        formulas = (tag("div", formula(text.rstrip(",;"))) for text in part)
+        formulas = (tag("div", formula(text.rstrip(",;")), tabindex="0") for text in part)
         out += tag("div", *formulas, source and tag("small", inline(source)), class_="eq")
     return out
 
