@@ -61,11 +61,11 @@ class Args:
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value
     value_target: Literal["lambda", "returns"] = "lambda"  # the critic's: the estimator's, or rewards-to-go
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = True  # lower the learning rate linearly to zero
-    num_envs: int = 8  # environments played side by side
-    num_steps: int = 128  # steps of each environment per rollout
-    num_minibatches: int = 4  # parts of a rollout, one gradient step each
-    update_epochs: int = 4  # passes over a rollout
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
+    num_envs: int = 2  # environments played side by side; more are faster
+    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
+    update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/mu that weights a TD error
@@ -74,14 +74,14 @@ class Args:
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
-    ent_coef: float = 0.01  # weight of the entropy bonus
+    ent_coef: float = 0.0  # weight of the entropy bonus; above 0 it keeps actions random
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] | None = None  # of the critic's; None: as the actor's
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
     # run
@@ -182,7 +182,8 @@ class Agent(nn.Module):
             self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
         # Created after the move, so that they stay on the CPU: some devices lack their float64.
-        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
+        self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
@@ -573,28 +574,30 @@ VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them.
-NORMALIZE = {"normalize_obs": True, "normalize_reward": True}
-LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "num_minibatches": 32, "learning_rate": 1e-3, "gamma": 0.999,
-                "gae_lambda": 0.98, "total_timesteps": 990_000} | NORMALIZE  # fmt: skip
-MUJOCO = {"num_envs": 1, "num_steps": 2048, "num_minibatches": 32, "update_epochs": 10, "ent_coef": 0.0,
-          "total_timesteps": 1_000_000} | NORMALIZE  # fmt: skip
-ATARI = {"learning_rate": 2.5e-4, "clip_coef": 0.1, "clip_reward": True, "total_timesteps": 10_000_000}
+AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
+LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "update_epochs": 4, "learning_rate": 1e-3, "anneal_lr": True,
+                "gamma": 0.999, "gae_lambda": 0.98, "total_timesteps": 990_000}  # fmt: skip
+MUJOCO = {"num_envs": 1, "num_steps": 2048, "anneal_lr": True, "total_timesteps": 1_000_000}
+ATARI = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4,
+         "anneal_lr": True, "clip_coef": 0.1, "ent_coef": 0.01, "clip_reward": True,
+         "total_timesteps": 10_000_000} | AS_THEY_ARE  # fmt: skip
 TUNED = {
     # confirmed with several seeds: benchmarks/results/ppo_scores.json
-    "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
-                    "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000},
-    "Acrobot-v1": {"num_envs": 16, "num_minibatches": 8, "update_epochs": 10, "learning_rate": 1e-3, "ent_coef": 0.0,
-                   "gae_lambda": 0.94, "total_timesteps": 197_000} | NORMALIZE,
-    "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8, "ent_coef": 0.0,
-                       "learning_rate": 2e-3, "gae_lambda": 0.98, "total_timesteps": 998_000} | NORMALIZE,
-    "Pendulum-v1": {"num_steps": 256, "num_minibatches": 16, "update_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9,
-                    "ent_coef": 0.0, "total_timesteps": 147_000},
-    "MountainCarContinuous-v0": {"num_minibatches": 8, "update_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9999,
-                                 "gae_lambda": 0.9, "ent_coef": 0.00429, "total_timesteps": 100_000} | NORMALIZE,
-    "LunarLander-v3": LUNAR_LANDER,
-    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
-    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 32, "update_epochs": 10, "gamma": 0.999,
-                         "ent_coef": 0.0, "total_timesteps": 3_000_000} | NORMALIZE,
+    "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "update_epochs": 4, "learning_rate": 2e-3,
+                    "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "total_timesteps": 147_000} | AS_THEY_ARE,
+    "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
+                   "gae_lambda": 0.94, "total_timesteps": 197_000},
+    "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8, "learning_rate": 2e-3,
+                       "anneal_lr": True, "gae_lambda": 0.98, "total_timesteps": 998_000},
+    "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, "anneal_lr": True,
+                    "gamma": 0.9, "total_timesteps": 147_000} | AS_THEY_ARE,
+    "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
+                                 "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
+                                 "total_timesteps": 100_000},
+    "LunarLander-v3": LUNAR_LANDER | {"ent_coef": 0.01},
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"total_timesteps": 1_000_000},
+    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999,
+                         "total_timesteps": 3_000_000},
     # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
@@ -733,6 +736,8 @@ def make_envs(args, num_envs, render=False, video=None):
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
@@ -754,6 +759,9 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
+        message = str(error)
+        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
@@ -820,8 +828,6 @@ def make_agent(args, envs):
     kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
         raise UserError(f"{args.env_id}: no Agent for observations {obs_space} and actions {action_space}")
-    if is_image(obs_space) and args.normalize_obs:
-        raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
     if args.num_envs * (args.num_steps // 2) < args.num_minibatches:

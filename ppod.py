@@ -7,8 +7,9 @@
 # ///
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
-Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays demonstrations; one is
-enough to begin with. After each episode or replay, a slot of the vector environment draws what it shows next:
+Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays
+demonstrations; one is enough to begin with. After each episode or replay, a slot of the vector
+environment draws what it shows next:
 
     with probability rho                                  a reward demo,
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
@@ -20,12 +21,13 @@ they weigh little while pi is small. Good episodes of the agent become reward de
 is room, or if the critic gave one of their states a higher value than all states of a stored one. While there are value
 demos, each new reward demo moves probability from phi to rho. All else is PPO, with or without a GRU.
 
-    python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration, some minutes
-    python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere, a minute
-    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play yourself, save good episodes in demos/
+    python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration
+    python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play, and save good episodes in demos/
 
-Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078.
-The story ends at "# ===== helpers"; the code below it reads demos, makes environments and keeps the run folder.
+Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078. The
+story ends at "# ===== helpers"; the code below it reads demos, makes environments and keeps the run
+folder.
 """
 
 import ast
@@ -68,12 +70,12 @@ class Args:
     # each new reward demo moves phi / N from phi to rho; N: room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    initial_reward_threshold: float | None = None  # of a reward demo; None: the demos' lowest, or > 0
+    initial_reward_threshold: float | None = None  # None: the lowest of the demos, or > 0
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
     target_agent_demos_dir: str | None = None  # folder in which the best demos are saved
-    num_agent_demos_to_save: int = 10  # at most so many reward demos and so many value demos are saved
+    num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
     recurrent: bool = True  # a GRU between trunk and heads; without it the agent has no memory
@@ -96,7 +98,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    normalize_obs: bool = False  # normalise vectors by their running mean and deviation; images never
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw actions in evaluations as well: without memory, one can go in circles
@@ -124,7 +126,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------------------- networks
+# ----------------------------------------------------------------------------------------- networks
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -158,13 +160,14 @@ def gaussian(mean, actions, log_std):
 class RecurrentAgent(nn.Module):
     """Actor and critic: two linear layers on one shared trunk: an MLP, then, if recurrent, a GRU (arXiv 1406.1078).
 
-    A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one, MultiDiscrete has
-    several, MultiBinary one of two categories for each bit. Everywhere but in the environment, actions are (…, D): a
-    column for each factor or dimension. A grid such as MiniGrid's goes
-    through GridPatches first, an image through a CNN.
+    A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one,
+    MultiDiscrete has several, MultiBinary one of two categories for each bit. Everywhere but in the
+    environment, actions are (…, D): a column for each factor or dimension. A grid such as
+    MiniGrid's goes through GridPatches first, an image through a CNN.
 
-    Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from step to step. After
-    a reset row (see SequenceBuffer) an episode or a replay begins, so the state is zero again.
+    Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from
+    step to step. After a reset row (see SequenceBuffer) an episode or a replay begins, so the state
+    is zero again.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -222,7 +225,8 @@ class RecurrentAgent(nn.Module):
     def features(self, obs, reset_rows, state):
         """(features (L, B, F), the input of actor and critic; the GRU's states (L, B, gru_size) after each step).
 
-        obs is (L, B, …), reset_rows is (L, B), and state (B, gru_size) is the GRU's state before the first step.
+        obs is (L, B, …), reset_rows is (L, B), and state (B, gru_size) is the GRU's state before
+        the first step.
         """
         x = self.trunk_output(obs.flatten(0, 1)).unflatten(0, reset_rows.shape)
         if self.gru is None:
@@ -250,8 +254,9 @@ class RecurrentAgent(nn.Module):
     def certain_log_prob(self):
         """log mu of a replayed action; mu, the probability with which it was chosen, is 1 in PPO+D, so log mu = 0.
 
-        A continuous action (not in the paper) has a density instead: mu is then the present policy's density at its own
-        mean, where it is highest. So pi/mu <= 1 at first, as for discrete actions.
+        A continuous action (not in the paper) has a density instead: mu is then the present
+        policy's density at its own mean, where it is highest. So pi/mu <= 1 at first, as for
+        discrete actions.
         """
         if not self.continuous:
             return 0.0
@@ -260,7 +265,8 @@ class RecurrentAgent(nn.Module):
     def draw_noise(self, rng, num_steps, num_envs):
         """Noise (num_steps, num_envs, outputs) by which `sample` draws from the policy; `rng` is a NumPy generator.
 
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick).
         """
         draw = rng.standard_normal if self.continuous else rng.gumbel
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
@@ -304,10 +310,11 @@ class RecurrentAgent(nn.Module):
         return to_env(actions, self.action_space)
 
 
-# -------------------------------------------------------------------------------------------- returns and rollout
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after step t. After
-# termination it counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards of
-# later episodes never count. If both flags are set, terminated wins.
+# ------------------------------------------------------------------------------ returns and rollout
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
+# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
+# rewards that were cut off. Rewards of later episodes never count. If both flags are set,
+# terminated wins.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -326,8 +333,9 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there in the rollout. All
-# rows but reset rows are trained on. old_*: from the agent that played the rollout; for replays, certain_log_prob.
+# B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there
+# in the rollout. All rows but reset rows are trained on. old_*: from the agent that played the
+# rollout; for replays, certain_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -340,9 +348,10 @@ class SequenceBuffer:
          1   demo, the final one   0       no          no         yes        no
          2   s0 of an episode      r0      no          no         no         no
 
-    Here a slot replays the last step of a demo, then shows its environment. Row 1 is a reset row: it is never trained
-    on, and in it the slot draws what comes next. It holds the demo's final observation, whose value stands for the rest
-    after a truncation. The row after a real episode's end is a reset row, too: in it the environment resets itself.
+    Here a slot replays the last step of a demo, then shows its environment. Row 1 is a reset row:
+    it is never trained on, and in it the slot draws what comes next. It holds the demo's final
+    observation, whose value stands for the rest after a truncation. The row after a real episode's
+    end is a reset row, too: in it the environment resets itself.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -385,8 +394,9 @@ class SequenceBuffer:
     def log_probs_and_values(self, agent):
         """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now.
 
-        In replayed rows the log-prob is certain_log_prob(), even if the demo is one of the agent's own episodes. Also
-        sets `replayed` (T, N), and `states` (T, N, gru_size): the GRU's states before each row.
+        In replayed rows the log-prob is certain_log_prob(), even if the demo is one of the agent's
+        own episodes. Also sets `replayed` (T, N), and `states` (T, N, gru_size): the GRU's states
+        before each row.
         """
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
@@ -394,7 +404,7 @@ class SequenceBuffer:
         self.replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
         log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
-        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # reset_rows[-1] has no effect here
+        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # its reset row has no effect
         self.states = torch.cat([self.state[None], states[:-1]])
         return log_probs, torch.cat([values, agent.critic(last_features).squeeze(2)])
 
@@ -430,7 +440,7 @@ class SequenceBuffer:
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-# -------------------------------------------------------------------------------------------------- demonstrations
+# ----------------------------------------------------------------------------------- demonstrations
 @dataclass(eq=False)
 class Demo:
     """A trajectory that slots of the vector environment can replay."""
@@ -452,9 +462,9 @@ class Demo:
 def as_demo(obs, actions, rewards, terminated, max_value=0.0):
     """The Demo that an episode becomes; the arguments are Demo's fields for all of the episode.
 
-    What follows the last positive reward is cut off, penalties too (this is meant for sparse rewards that are never
-    negative); the demo then counts as truncated. An episode without a positive reward is kept whole. `total` and
-    `max_value` are always those of the whole episode.
+    What follows the last positive reward is cut off, penalties too (this is meant for sparse
+    rewards that are never negative); the demo then counts as truncated. An episode without a
+    positive reward is kept whole. `total` and `max_value` are always those of the whole episode.
     """
     length = len(rewards)
     if (rewards > 0).any():
@@ -468,8 +478,8 @@ def as_demo(obs, actions, rewards, terminated, max_value=0.0):
 def replay_probabilities(max_values, alpha):
     """p_i = v_i^alpha / sum_j v_j^alpha (arXiv 2007.03328, section 3) over the highest values v of value demos.
 
-    If some v is negative, the lowest is first subtracted from all. If all are zero then, all demos are equally likely.
-    So p is finite, not negative, and never lower for a higher value.
+    If some v is negative, the lowest is first subtracted from all. If all are zero then, all demos
+    are equally likely. So p is finite, not negative, and never lower for a higher value.
     """
     v = np.asarray(max_values, np.float64)
     if v.min() < 0:
@@ -483,9 +493,9 @@ def replay_probabilities(max_values, alpha):
 class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
-    Reward demos come from files, or are the agent's episodes with a good return. Value demos are other episodes of
-    the agent: those in which the critic gave some state a high value. While there are value demos, each new reward demo
-    raises rho and lowers phi by the same amount.
+    Reward demos come from files, or are the agent's episodes with a good return. Value demos are
+    other episodes of the agent: those in which the critic gave some state a high value. While there
+    are value demos, each new reward demo raises rho and lowers phi by the same amount.
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -504,7 +514,8 @@ class PPODBuffer:
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
         self.needs_reset = np.zeros(num_envs, bool)  # whether its environment must be reset before it is shown
-        # What each slot has shown of the episode or replay under way: for each rollout (obs, actions, rewards, values).
+        # What each slot has shown of the episode or replay under way: for each rollout (obs,
+        # actions, rewards, values).
         self.episodes = [[] for _ in range(num_envs)]
 
     def sample_demo(self, rng):
@@ -522,7 +533,8 @@ class PPODBuffer:
     def restart(self, envs, obs, rng):
         """Begin anew with the first observations `obs` of new environments. Returns what the slots show first.
 
-        Slot 0 shows its environment: if all slots replayed, run.step would stand still, and `train` would restart.
+        Slot 0 shows its environment: if all slots replayed, run.step would stand still, and `train`
+        would restart.
         """
         self.replays[0] = None
         self.needs_reset[:] = False
@@ -532,8 +544,9 @@ class PPODBuffer:
     def draw_next(self, envs, reset_rows, next_obs, rng):
         """Let each slot in a reset row draw what it shows next; return next_obs (N, …) with its first observation.
 
-        A demo's is demo.obs[0]. After a real episode, an environment's is already in next_obs: autoreset has put it
-        there. After a replay it is not: the environment has run on unseen (see insert_replays), so it is reset here.
+        A demo's is demo.obs[0]. After a real episode, an environment's is already in next_obs:
+        autoreset has put it there. After a replay it is not: the environment has run on unseen (see
+        insert_replays), so it is reset here.
         """
         next_obs = next_obs.copy()
         to_reset = np.zeros(len(reset_rows), bool)
@@ -547,7 +560,8 @@ class PPODBuffer:
                 next_obs[i] = demo.obs[0]
                 self.needs_reset[i] = True  # from here on its environment steps unseen
         if to_reset.any():
-            # VECTOR_MODE asks for a SyncVectorEnv, since CartPole's own vector version would reset all.
+            # VECTOR_MODE asks for a SyncVectorEnv, since CartPole's own vector version would reset
+            # all.
             first_obs, _ = envs.reset(options={"reset_mask": to_reset})
             next_obs[to_reset] = first_obs[to_reset]
             self.needs_reset[to_reset] = False
@@ -556,8 +570,9 @@ class PPODBuffer:
     def insert_replays(self, envs, buffer, t, next_obs, rng):
         """After the environments' step t: where a slot replays, overwrite row t with its demo's step.
 
-        The environment of such a slot has stepped as well, unseen: what it returned is lost. A reset row has neither a
-        reward nor an end; in it a slot draws what it shows next. Returns next_obs (N, …), which also go into row t + 1.
+        The environment of such a slot has stepped as well, unseen: what it returned is lost. A
+        reset row has neither a reward nor an end; in it a slot draws what it shows next. Returns
+        next_obs (N, …), which also go into row t + 1.
         """
         reset_rows = buffer.reset_rows[t]
         buffer.rewards[t, reset_rows] = 0
@@ -585,7 +600,8 @@ class PPODBuffer:
     def track_potential_demos(self, buffer, values):
         """Look at all episodes and replays that ended in a SequenceBuffer with these values (T + 1, N).
 
-        A real episode may become a demo. A replayed value demo gets a new max_value: the highest value in this replay.
+        A real episode may become a demo. A replayed value demo gets a new max_value: the highest
+        value in this replay.
         """
         values = values.cpu().numpy()
         ends = buffer.terminated | buffer.truncated
@@ -611,7 +627,8 @@ class PPODBuffer:
     def consider(self, demo):
         """Take an episode of the agent as a reward demo, as a value demo, or not at all.
 
-        It becomes a value demo if there is room, or if its max_value is above the lowest, which is then dropped.
+        It becomes a value demo if there is room, or if its max_value is above the lowest, which is
+        then dropped.
         """
         if is_good(demo.total, self.reward_threshold):
             self.add_reward_demo(demo)
@@ -639,7 +656,8 @@ class PPODBuffer:
     def anneal_parameters(self):
         """For a new reward demo, move phi_0 / |D_V| of probability from phi to rho, if there are value demos.
 
-        |D_V| is the number of value demos: how many there was room for at first, or are now (--anneal-by current).
+        |D_V| is the number of value demos: how many there was room for at first, or are now
+        (--anneal-by current).
         """
         if not self.value_demos:
             return
@@ -675,8 +693,8 @@ class PPODBuffer:
     def save_demos(self, is_finished):
         """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
-        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human demos are left out.
-        Files of higher rank, from a save with more demos, stay.
+        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human
+        demos are left out. Files of higher rank, from a save with more demos, stay.
         """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
@@ -726,7 +744,7 @@ def is_good(total, threshold):
     return total >= threshold - 1e-6 * max(1, abs(threshold))  # rounding of float32 may make a sum a little too low
 
 
-# --------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
 
@@ -794,7 +812,7 @@ def sequence_loss(agent, batch, args):
     return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
@@ -893,7 +911,8 @@ TUNED = {
         "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True, "learning_rate": 1e-3,
         "total_timesteps": 200_000,
     },
-    # without demonstrations, tried with one seed: where rewards are frequent, replays of own episodes do no harm
+    # without demonstrations, tried with one seed: where rewards are frequent, replays of own
+    # episodes do no harm
     "CartPole-v1": {
         "num_envs": 32, "num_steps": 64, "num_minibatches": 8, "hidden_sizes": (64, 64), "recurrent": False,
         "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000,
@@ -966,8 +985,8 @@ def is_image(space):
 class GridPatches(nn.Module):
     """Features of all 3 x 3 patches of a grid: (B, width, height, channels) -> (B, outputs).
 
-    The whole view shares one set of weights, because a key means the same wherever it is seen, and one demonstration
-    shows it in few places.
+    The whole view shares one set of weights, because a key means the same wherever it is seen, and
+    one demonstration shows it in few places.
     """
 
     def __init__(self, shape, features=16):
@@ -1151,6 +1170,8 @@ def make_envs(args, num_envs, render=False, video=None):
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
@@ -1172,6 +1193,9 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
+        message = str(error)
+        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise

@@ -185,7 +185,7 @@ def schedules(args, step, episode):
 
 
 def linear_schedule(start, end, duration, step):
-    """From `start` at step 0 to `end` at step `duration`, in a straight line, and `end` from then on."""
+    """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
     return end + (start - end) * max(0.0, 1 - step / duration)
 
 

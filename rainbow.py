@@ -824,6 +824,8 @@ def make_envs(args, num_envs, render=False, video=None):
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
     try:
         pkgutil.resolve_name(package)  # imports it
         kwargs = dict(**json.loads(args.env_kwargs))
@@ -845,6 +847,9 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
+        message = str(error)
+        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise

@@ -108,16 +108,20 @@ hunt(
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
 
+TINY_PPO = TINY | {"num_minibatches": 4, "update_epochs": 4, "anneal_lr": True, "normalize_obs": False}
+TINY_PPO |= {"normalize_reward": False}
+
+
 def later_values(m):
     """The critic's values of the two steps of Later, and the mean return."""
-    run = trained(m, env_id="Classroom/Later-v0", gamma=0.5, gae_lambda=0.9, total_timesteps=8000, **TINY)
+    run = trained(m, env_id="Classroom/Later-v0", gamma=0.5, gae_lambda=0.9, total_timesteps=8000, **TINY_PPO)
     return run.agent.critic(tensor([[0.0], [1.0]])).flatten(), mean_return(m, run)
 
 
 def loaded_again(m):
     """Mean returns of the same agent: at the end of its run, and with its weights given to a new one."""
     env = {"env_id": "Classroom/Cue-v0", "env_kwargs": '{"offset": 50}'}
-    run = trained(m, **env, **TINY, normalize_obs=True, total_timesteps=6000)
+    run = trained(m, **env, **TINY_PPO | {"normalize_obs": True}, total_timesteps=6000)
     other = m.make_agent(run.args, m.make_envs(run.args, 1))
     other.load_state_dict(run.agent.state_dict())
     return mean_return(m, run), m.evaluate(other, run.args, 20, 1)[0]
@@ -145,7 +149,7 @@ hunt(
 )
 
 
-BONUS_RUN = {"env_id": "Classroom/Cue-v0", "total_timesteps": 4000} | TINY | {"ent_coef": 10.0}
+BONUS_RUN = {"env_id": "Classroom/Cue-v0", "total_timesteps": 4000} | TINY_PPO | {"ent_coef": 10.0}
 hunt(
     "hunt-ppo",
     "ppo.py",

@@ -7,7 +7,8 @@ from inputs import FLAGS, ROLLOUT, normal, refuses, rollout, share, slopes, tens
 from mechanism import exercise
 
 CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
-            "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "seed": 1}  # fmt: skip
+            "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "seed": 1, "update_epochs": 4,
+            "anneal_lr": True, "normalize_obs": False, "normalize_reward": False}  # fmt: skip
 
 
 DIED, CUT, BOTH = ([1], []), ([], [1]), ([1], [1])  # what happened in row 1

@@ -467,9 +467,10 @@ def test_minibatches(script):
 # Rows of the first environment: 2 steps (terminated), reset, 3 steps (cut off); of the second: 1 step (both), reset,
 # 4 steps (cut off). So a rollout of 6 steps has 10 rows to learn from, and the next one begins with reset rows.
 PLANS = [[(2, "t"), (3, "c")], [(1, "b"), (4, "c")]]
+RAW = {"normalize_obs": False, "normalize_reward": False}
 SHORT = {"num_envs": 2, "num_steps": 6, "num_minibatches": 2, "update_epochs": 3, "gamma": 0.5, "hidden_sizes": (16,)}
 SHORT |= {"clip_coef": 0.15, "clip_vloss_coef": 0.3, "ent_coef": 0.03, "vf_coef": 0.7, "learning_rate": 1e-2}
-SHORT |= {"total_timesteps": 15}  # two rollouts
+SHORT |= {"total_timesteps": 15, "anneal_lr": True} | RAW  # two rollouts
 TRAININGS = [
     ("Discrete from 5", {"gae_lambda": 0.8}),
     ("MultiBinary", {"norm_adv": False, "clip_vloss": True}),
@@ -608,7 +609,13 @@ def test_target_kl(script):
 
 
 EASY = {"num_envs": 8, "num_steps": 32, "num_minibatches": 2, "learning_rate": 3e-2, "gamma": 0.5, "ent_coef": 0.0}
-EASY |= {"hidden_sizes": (16,), "total_timesteps": 1500, "eval_episodes": 8}
+EASY |= {
+    "hidden_sizes": (16,),
+    "total_timesteps": 1500,
+    "eval_episodes": 8,
+    "update_epochs": 4,
+    "anneal_lr": True,
+} | RAW
 WORLDS = {  # what is learnt, the value that each observation must come to, and the return of the best actions
     "one step that pays 1 and terminates": (Probe, {0: 1}, 1),
     "the same, cut off: it would go on, 1 / (1 - 0.5) = 2": (lambda: Probe(end="c"), {0: 2}, 1),
