@@ -517,7 +517,7 @@ def test_config(script):
     assert content(script, "other")["metrics.csv"] != one["metrics.csv"]
 
 
-def test_evaluate(script, capsys):
+def test_evaluate(script, capsys, monkeypatch):
     """Best, last or a step plays the weights that were saved; a film is made if asked, and its place is told."""
     command(script, RUN)
     before, last = content(script), table("evaluations.csv")["step"][-1]
@@ -535,6 +535,10 @@ def test_evaluate(script, capsys):
     with mock.patch.object(gym, "make_vec", lambda *a, **k: modes.append(k.pop("render_mode", 0)) or make(*a, **k)):
         command(script, "--evaluate run --render --eval-episodes 1")
     assert modes == [0, 0, "human"]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "there is no display" in complaint(script, "--evaluate run --render", capsys)
 
 
 @pytest.mark.slow
@@ -547,6 +551,17 @@ def test_films_of_a_run(script):
 
 
 # ------------------------------------------------------------------------------------- what users and strangers type
+
+
+def test_packages_that_are_missing_or_old(script, capsys, monkeypatch):
+    """Box2D's environments say what to install, without Gymnasium's advice, which needs a compiler."""
+    for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.box2d", "Box2D"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    assert "pip install ufal-pybox2d" in complaint(script, "--env-id LunarLander-v3 --no-progress", capsys)
+    monkeypatch.delattr(gym.vector, "AutoresetMode")
+    assert "is too old" in complaint(script, "--env-id CartPole-v1 --no-progress", capsys)
+
 
 REFUSED = {
     "--env-id Cartpol-v1": "Cartpol",
