@@ -392,8 +392,8 @@ RAISING = {  # flags, and the file of the user's in which it happens
     '--env-id run_worlds:Broken-v0 --env-kwargs {"where":"reset"}': "run_worlds.py",
     '--env-id run_worlds:Faulty-v0 --env-kwargs {"field":"raises","at":3}': "run_worlds.py",
     "--wrappers run_worlds.Double(raises=True)": "run_worlds.py",
-    "--env-id raising:Plain-v0": "raising.py",
-    "--env-id importing:Plain-v0": "importing.py",
+    "--env-id raising_module:Plain-v0": "raising_module.py",
+    "--env-id importing_module:Plain-v0": "importing_module.py",
 }
 
 
@@ -401,8 +401,8 @@ RAISING = {  # flags, and the file of the user's in which it happens
 def test_what_is_the_users_own_keeps_its_traceback(script, monkeypatch):
     """An error of his environment, wrapper or module names his file: a line would not help him."""
     monkeypatch.syspath_prepend(".")
-    Path("raising.py").write_text("{}['from within']")
-    Path("importing.py").write_text("import from_within")
+    Path("raising_module.py").write_text("{}['from within']")
+    Path("importing_module.py").write_text("import from_within")
     for flags, file in RAISING.items():
         error = None
         try:
