@@ -464,7 +464,7 @@ def plain_run(number):
         return agent
 
     with mock.patch.object(ppo, "make_agent", make_masking_agent):
-        return rehearse(ppo, *PLACES, **SHORT | options)
+        return rehearse(ppo, *PLACES, **SHORT_PPO | options)
 
 
 @catches(
