@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.15"
 # dependencies = [
 #   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "numpy>=1.26", "matplotlib>=3.8",
-#   "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "mpe2>=1.0",
+#   "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0", "mpe2>=1.0", "pettingzoo>=1.25,<2",
 # ]
 # ///
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
@@ -1414,6 +1414,9 @@ def main():
             watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
             print(f"to watch the best agent: {shlex.join(watch)}")
             return
+        screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+        if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
+            raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)

@@ -15,11 +15,12 @@ environment draws what it shows next:
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
     else                                                  its environment         (arXiv 2007.03328, section 3)
 
-A replay copies a demo's steps into the rollout. The current critic gives their values; their old log-probability is
-log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits steps that were better than expected, but
-they weigh little while pi is small. Good episodes of the agent become reward demos. Others become value demos if there
-is room, or if the critic gave one of their states a higher value than all states of a stored one. While there are value
-demos, each new reward demo moves probability from phi to rho. All else is PPO, with or without a GRU.
+A replay copies a demo's steps into the rollout. The current critic gives their values; their old
+log-probability is log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits
+steps that were better than expected, but they weigh little while pi is small. Good episodes of the
+agent become reward demos. Others become value demos if there is room, or if the critic gave one of
+their states a higher value than all states of a stored one. While there are value demos, each new
+reward demo moves probability from phi to rho. All else is PPO, with or without a GRU.
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere
@@ -75,7 +76,7 @@ class Args:
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
     target_agent_demos_dir: str | None = None  # folder in which the best demos are saved
-    num_agent_demos_to_save: int = 10  # at most so many reward demos and so many value demos are saved
+    num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
     recurrent: bool = True  # a GRU between trunk and heads; without it the agent has no memory
@@ -783,9 +784,9 @@ def approximate_kl(log_ratios):
 def sequence_loss(agent, batch, args):
     """The loss of Sequences, without their reset rows, to be minimised, and a dict of metrics to log.
 
-    In replayed rows the ratio is pi/mu (see certain_log_prob), with mu = 1 for discrete actions. So A > 0 is never
-    clipped, and A < 0 has a gradient only while pi > 1 - eps. This ratio does not tell how far the policy has moved,
-    so approx_kl and clip_fraction leave these rows out.
+    In replayed rows the ratio is pi/mu (see certain_log_prob), with mu = 1 for discrete actions. So
+    A > 0 is never clipped, and A < 0 has a gradient only while pi > 1 - eps. This ratio does not
+    tell how far the policy has moved, so approx_kl and clip_fraction leave these rows out.
     """
     log_probs, entropies, values, _ = agent(batch.obs, batch.reset_rows, batch.actions, batch.states[0])
     trained = ~batch.reset_rows
@@ -880,7 +881,7 @@ def train(args):
     return run.finish()
 
 
-# ===== helpers: settings, parts of the networks, demo files, environments =============================================
+# ===== helpers: settings, parts of the networks, demo files, environments =========================
 
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
 EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
@@ -1648,6 +1649,9 @@ def main():
             watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
             print(f"to watch the best agent: {shlex.join(watch)}")
             return
+        screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+        if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
+            raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)

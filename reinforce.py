@@ -853,6 +853,9 @@ def main():
             watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
             print(f"to watch the best agent: {shlex.join(watch)}")
             return
+        screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+        if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
+            raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
         seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)

@@ -71,7 +71,7 @@ class Formula:
             return token, tag("mo", escape(SIGNS.get(name, name)), form=form)
         else:
             kind = "word" if name.isalpha() and len(name) > 1 else "operand"
-            base = tag("mtext" if kind == "word" else "mi" if name.isalpha() else "mn", name)
+            base = tag("mi" if name.isalpha() else "mn", name, **{"class": "word"} if kind == "word" else {})
         if kind == "operand" and token.isalpha() and self.joined("0123456789"):
             below = self.item("", True)[1]  # s0
         while self.joined("'" if is_index else "'_^*"):
@@ -164,9 +164,7 @@ def inline(text):
 
 
 # ---------------------------------------------------------------------------------------------------------- docstrings
-SOURCE = re.compile(
-    r"\((?:after |section|eqs?\b|arXiv|doi|Sutton|OpenAI|\w+: )[^()]*\)[.,]?"
-)  # where an equation is from
+SOURCE = re.compile(r"\([^()]*[A-Za-z]{3}[^()]*\)[.,]?")  # behind an equation: where it is from
 
 
 def is_equation(text):
@@ -204,7 +202,7 @@ def indented(lines):
     out = ""
     for part in parts:
         source = part.pop().strip("()., ") if SOURCE.fullmatch(part[-1]) else ""
-        formulas = (tag("div", formula(text.rstrip(",;"))) for text in part)
+        formulas = (tag("div", formula(text.rstrip(",;")), tabindex="0") for text in part)
         out += tag("div", *formulas, source and tag("small", inline(source)), class_="eq")
     return out
 

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import math
 from pathlib import Path
 
@@ -154,3 +155,15 @@ def test_unknown(text_of):
         if "\nTUNED" in source:
             tuned = text.Story(source.split("# ===== run")[0]).tuned
             assert tuned and not {env_id.split(":")[-1] for env_id in ids} & {*tuned}, script
+
+
+def test_share(text_of, tmp_path, monkeypatch):
+    """Ours gains (3 + 5) / 2 - 1 = 3 over random play, the peer 9 - 1 = 8: a share of 3 / 8 = 0.375."""
+    monkeypatch.setattr(importlib.import_module("common"), "RESULTS", tmp_path)
+    returns = {"ours": [3.0, 5.0], "peer": [9.0], "random": [1.0]}
+    report = {f"ppo Arm, {side}": {"half": "choosing", "returns": values} for side, values in returns.items()}
+    (tmp_path / "unknown.json").write_text(json.dumps(report | {"ppo Leg, ours": {"half": "choosing", "returns": [2]}}))
+    _, _, *rows = importlib.import_module("results_page").unknown("ppo").splitlines()
+    arm, leg, mean = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert arm == ["Arm", "4", "3", "–", "–", "9", "9", "–", "–", "1", "0.375", "–"]
+    assert leg[-2] == "–" and mean[-2] == "0.375, lowest 0.375"

@@ -18,11 +18,15 @@ import tools
 import torch
 from gymnasium import spaces
 from run_folder import command, kill_and_resume
-from test_ppo import PLANS, SHORT
+from test_ppo import PLANS
+from test_ppo import SHORT as SHORT_PPO
 from test_ppo_rnd import Odd, watched_modes
 from tools import IN_ORDER, Probe, Walk, catches, close, fails, flat, rehearse, vector_env
 
 import ppo
+
+PPO_ONLY = {"normalize_obs", "normalize_reward", "anneal_lr"}  # where the defaults differ
+SHORT = {name: value for name, value in SHORT_PPO.items() if name not in PPO_ONLY}
 
 NUMBER = spaces.Box(-np.inf, np.inf, (1,))  # an observation of one number
 LOGITS, ZEROS = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log(), torch.zeros(1, 5)
@@ -460,7 +464,7 @@ def plain_run(number):
         return agent
 
     with mock.patch.object(ppo, "make_agent", make_masking_agent):
-        return rehearse(ppo, *PLACES, **SHORT | options)
+        return rehearse(ppo, *PLACES, **SHORT_PPO | options)
 
 
 @catches(

@@ -769,11 +769,13 @@ def test_supplementary_and_saved_demos(script, tmp_path, monkeypatch, capsys):
 
 RUN = "--env-id CartPole-v1 --num-envs 4 --num-steps 8 --num-minibatches 2 --gru-size 4 --chunk-length 8 "
 RUN += "--update-epochs 1 --hidden-sizes 4 --rho 0.3 --phi 0.3 --demo-capacity 40 --normalize-obs --normalize-reward "
-RUN += "--recurrent --total-timesteps 150 --checkpoint-every 40 --eval-every 90 --eval-episodes 2 "
+RUN += (
+    "--recurrent --max-episode-steps 6 --total-timesteps 250 --checkpoint-every 40 --eval-every 90 --eval-episodes 2 "
+)
 
 
 @catches(
-    "train, demos are not saved: optimizer=optimizer, demos=demos -> optimizer=optimizer",
+    "train, demos are not saved: scheduler=scheduler, demos=demos -> scheduler=scheduler",
     "make_demo_buffer, reads the folder again: return demos\n    for folder -> pass\n    for folder",
 )
 @pytest.mark.slow

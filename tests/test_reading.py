@@ -239,4 +239,4 @@ def test_wcag(site, name):
     page = (site.folder / f"{name}.html").read_text(encoding="utf-8")
     page = page.replace("</main>", "<script src=axe.js></script>" + script)
     (site.folder / f"axe_{name}.html").write_text(page, encoding="utf-8")
-    assert run_chromium(site.folder, f"axe_{name}.html", "--virtual-time-budget=60000") == []
+    assert run_chromium(site.folder, f"axe_{name}.html", "--window-size=1400,1000", "--virtual-time-budget=60000") == []

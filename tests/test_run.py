@@ -392,8 +392,8 @@ RAISING = {  # flags, and the file of the user's in which it happens
     '--env-id run_worlds:Broken-v0 --env-kwargs {"where":"reset"}': "run_worlds.py",
     '--env-id run_worlds:Faulty-v0 --env-kwargs {"field":"raises","at":3}': "run_worlds.py",
     "--wrappers run_worlds.Double(raises=True)": "run_worlds.py",
-    "--env-id raising:Plain-v0": "raising.py",
-    "--env-id importing:Plain-v0": "importing.py",
+    "--env-id raising_module:Plain-v0": "raising_module.py",
+    "--env-id importing_module:Plain-v0": "importing_module.py",
 }
 
 
@@ -401,8 +401,8 @@ RAISING = {  # flags, and the file of the user's in which it happens
 def test_what_is_the_users_own_keeps_its_traceback(script, monkeypatch):
     """An error of his environment, wrapper or module names his file: a line would not help him."""
     monkeypatch.syspath_prepend(".")
-    Path("raising.py").write_text("{}['from within']")
-    Path("importing.py").write_text("import from_within")
+    Path("raising_module.py").write_text("{}['from within']")
+    Path("importing_module.py").write_text("import from_within")
     for flags, file in RAISING.items():
         error = None
         try:
@@ -517,7 +517,7 @@ def test_config(script):
     assert content(script, "other")["metrics.csv"] != one["metrics.csv"]
 
 
-def test_evaluate(script, capsys):
+def test_evaluate(script, capsys, monkeypatch):
     """Best, last or a step plays the weights that were saved; a film is made if asked, and its place is told."""
     command(script, RUN)
     before, last = content(script), table("evaluations.csv")["step"][-1]
@@ -535,6 +535,10 @@ def test_evaluate(script, capsys):
     with mock.patch.object(gym, "make_vec", lambda *a, **k: modes.append(k.pop("render_mode", 0)) or make(*a, **k)):
         command(script, "--evaluate run --render --eval-episodes 1")
     assert modes == [0, 0, "human"]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert "there is no display" in complaint(script, "--evaluate run --render", capsys)
 
 
 @pytest.mark.slow
@@ -547,6 +551,17 @@ def test_films_of_a_run(script):
 
 
 # ------------------------------------------------------------------------------------- what users and strangers type
+
+
+def test_packages_that_are_missing_or_old(script, capsys, monkeypatch):
+    """Box2D's environments say what to install, without Gymnasium's advice, which needs a compiler."""
+    for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.box2d", "Box2D"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    assert "pip install ufal-pybox2d" in complaint(script, "--env-id LunarLander-v3 --no-progress", capsys)
+    monkeypatch.delattr(gym.vector, "AutoresetMode")
+    assert "is too old" in complaint(script, "--env-id CartPole-v1 --no-progress", capsys)
+
 
 REFUSED = {
     "--env-id Cartpol-v1": "Cartpol",

@@ -16,21 +16,21 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (64500, 560),
-    "ddpg_td3.py": (61000, 475),
-    "dqn.py": (54000, 375),
+    "ppo.py": (65000, 565),
+    "ddpg_td3.py": (61500, 475),
+    "dqn.py": (54500, 375),
     "es.py": (57500, 380),
     "maddpg_matd3.py": (74000, 640),
-    "mappo.py": (81000, 705),
+    "mappo.py": (81500, 705),
     "ppo_masked.py": (66500, 555),
-    "ppo_rnd.py": (70000, 665),
-    "ppod.py": (88000, 885),
+    "ppo_rnd.py": (70500, 665),
+    "ppod.py": (88500, 885),
     "qlearning.py": (47000, 300),
-    "rainbow.py": (71500, 675),
-    "reinforce.py": (44500, 295),
-    "sac.py": (62000, 510),
+    "rainbow.py": (72000, 675),
+    "reinforce.py": (45000, 295),
+    "sac.py": (62500, 510),
 }
-RUN_CHARACTERS = 21_500
+RUN_CHARACTERS = 22_000
 
 DRIFTS_PPO = '''@functools.cache
 def drifts(x):
