@@ -24,8 +24,8 @@ RAINBOW["DQN"] = f"dqn.py {SHORT}"
 DQN = {
     "DQN": "dqn.py",
     "clipped error": "dqn.py --clip-error",
-    "learning rate / 2": "dqn.py --learning-rate 2.5e-4",
-    "learning rate x 2": "dqn.py --learning-rate 1e-3",
+    "learning rate / 2": "dqn.py --learning-rate 3.5e-4",
+    "learning rate x 2": "dqn.py --learning-rate 1.4e-3",
     "gamma 0.99": "dqn.py --gamma 0.99",
     "copies every 500 steps": "dqn.py --target-network-frequency 500",
     "copies every 2,000 steps": "dqn.py --target-network-frequency 2000",
