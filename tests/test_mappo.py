@@ -1073,16 +1073,16 @@ def test_the_users_own_errors_keep_their_traceback(script, where, tmp_path, monk
     """The file and the line of whoever raises are in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "wrong.py").write_text("\n{}['module']")
+    (tmp_path / "wrong_team.py").write_text("\n{}['module']")
     flags = f'--env-id {__name__}:Raising --env-kwargs {{"where":"{where}"}} --num-envs 2'
     if where == "wrapper":
         flags += f" --wrappers {__name__}.raising"
     if where == "module":
-        flags = "--env-id wrong:Game"
+        flags = "--env-id wrong_team:Game"
     with pytest.raises(KeyError, match=where) as raised:
         command(script, flags)
     last = raised.traceback[-1]
-    assert last.path.name == ("wrong.py" if where == "module" else Path(__file__).name)
+    assert last.path.name == ("wrong_team.py" if where == "module" else Path(__file__).name)
     assert where in str(last.statement) or where == "constructor"
 
 

@@ -388,8 +388,8 @@ def test_loss_that_is_not_finite_ends_the_run(script, capsys):
 
 
 RAISING = {  # flags, and the file of the user's in which it happens
-    '--env-id run_worlds:Broken-v0 --env-kwargs {"where":"constructor"}': "run_worlds.py",
-    '--env-id run_worlds:Broken-v0 --env-kwargs {"where":"reset"}': "run_worlds.py",
+    '--env-id run_worlds:RaisesEarly-v0 --env-kwargs {"where":"constructor"}': "run_worlds.py",
+    '--env-id run_worlds:RaisesEarly-v0 --env-kwargs {"where":"reset"}': "run_worlds.py",
     '--env-id run_worlds:Faulty-v0 --env-kwargs {"field":"raises","at":3}': "run_worlds.py",
     "--wrappers run_worlds.Double(raises=True)": "run_worlds.py",
     "--env-id raising_module:Plain-v0": "raising_module.py",
