@@ -74,7 +74,7 @@ class Args:
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
-    ent_coef: float | None = None  # weight of the entropy bonus; None: 0.01, for Box actions 0
+    ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
@@ -500,8 +500,6 @@ def train(args):
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs)
     set_threads(agent.image)
-    if args.ent_coef is None:  # so many updates and a bonus keep a Gaussian too wide
-        args = replace(args, ent_coef=0.0 if agent.continuous else 0.01)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
@@ -578,10 +576,10 @@ manual_seed = torch.manual_seed  # of what dropout draws
 # Tuned settings per environment; flags win over them.
 AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
 LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "update_epochs": 4, "learning_rate": 1e-3, "anneal_lr": True,
-                "gamma": 0.999, "gae_lambda": 0.98, "total_timesteps": 990_000}  # fmt: skip
-MUJOCO = {"num_envs": 1, "num_steps": 2048, "anneal_lr": True, "total_timesteps": 1_000_000}
+                "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01, "total_timesteps": 990_000}  # fmt: skip
+MUJOCO = {"num_envs": 1, "num_steps": 2048, "anneal_lr": True, "ent_coef": 0.0, "total_timesteps": 1_000_000}
 ATARI = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4,
-         "anneal_lr": True, "clip_coef": 0.1, "clip_reward": True,
+         "anneal_lr": True, "clip_coef": 0.1, "ent_coef": 0.01, "clip_reward": True,
          "total_timesteps": 10_000_000} | AS_THEY_ARE  # fmt: skip
 TUNED = {
     # confirmed with several seeds: benchmarks/results/ppo_scores.json
@@ -594,13 +592,13 @@ TUNED = {
                        "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},
     "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, "anneal_lr": True,
-                    "gamma": 0.9, "total_timesteps": 147_000} | AS_THEY_ARE,
+                    "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000} | AS_THEY_ARE,
     "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
                                  "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
                                  "total_timesteps": 100_000},
     "LunarLander-v3": LUNAR_LANDER,
-    "LunarLanderContinuous-v3": LUNAR_LANDER | {"total_timesteps": 1_000_000},
-    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999,
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
+    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
                          "total_timesteps": 3_000_000},
     # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,

@@ -516,6 +516,17 @@ def test_every_option_learns(script, name):
     assert run.evaluations["return_mean"] == [2] and run.step == 30 * 16 * 2
 
 
+def test_rewards_have_no_unit(script):
+    """A billionth of all rewards: the same theta, bit for bit, by ranks; up to rounding, by ARS."""
+    for options, atol in (({}, 0), (OPTIONS["ARS"], 1e-5)):
+        thetas = []
+        for unit in (1, 1e-9):
+            world = lambda: Probe(lambda obs, action: unit * (action == (obs > 0)), steps=2, varied=True)
+            run = rehearse(script, world, num_generations=3, population_size=16, hidden_sizes=(), **options)
+            thetas.append(run.agent.theta.tolist())
+        assert any(thetas[0]) and np.allclose(*thetas, rtol=0, atol=atol)
+
+
 @catches(
     "count_candidates, num_generations forgotten: args.num_generations) -> None)",
     "train, old environments after a checkpoint: if run.write_what_is_due(): -> if run.write_what_is_due() and False:",
@@ -592,7 +603,7 @@ def test_faults_of_an_environment(script, monkeypatch):
 
 
 RUN = "--env-id CartPole-v1 --population-size 4 --hidden-sizes 3 --normalize-obs --max-episode-steps 40 "
-RUN += "--action-noise 1 --total-timesteps 500 --checkpoint-every 150 --eval-every 200 --eval-episodes 3"
+RUN += "--action-noise 1 --num-generations 5 --checkpoint-every 150 --eval-every 200 --eval-episodes 3"
 
 
 @catches(

@@ -808,3 +808,24 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         assert command(script, f"--env-id {flags}") == 2 and not list(tmp_path.iterdir())
         err = capsys.readouterr().err
         assert word in err and err.count("\n") == 1
+
+
+def test_pictures(script, tmp_path, monkeypatch):
+    """From one demonstration of pictures, with and without a GRU: they stay bytes, and go through the CNN."""
+    monkeypatch.chdir(tmp_path)
+    picture, env_id = spaces.Box(0, 255, (36, 36, 3), np.uint8), "run_worlds:Picture-v0"
+    obs = np.random.default_rng(0).integers(256, size=(7, 36, 36, 3), dtype=np.uint8)
+    demo = script.Demo(obs, np.ones((6, 1), int), np.ones(6, np.float32), True, 6.0)
+    script.save_demo(tmp_path / "demos/0.npz", demo, script.Args(env_id=env_id), TWO)
+    flags = (
+        f"--env-id {env_id} --initial-human-demos-dir demos --rho 0.9 --phi 0 --num-envs 2 --num-steps 8 --no-progress "
+    )
+    flags += (
+        "--num-minibatches 1 --chunk-length 8 --gru-size 4 --hidden-sizes 4 --total-timesteps 20 --eval-episodes 1 "
+    )
+    for gru in ("recurrent", "no-recurrent"):
+        assert command(script, f"{flags} --{gru} --run-dir {gru}") == 0
+        state = script.read_state(f"{gru}/checkpoint.pt")
+        assert state["demos"]["replayed_rows"] > 0 and state["demos"]["reward_demos"][0]["obs"].dtype == torch.uint8
+    agent = script.RecurrentAgent(picture, TWO, script.Args(hidden_sizes=()))
+    close(agent.trunk_output(torch.tensor(obs)), agent.patches(torch.tensor(obs)))

@@ -16,7 +16,7 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (65000, 565),
+    "ppo.py": (65000, 560),
     "ddpg_td3.py": (61500, 475),
     "dqn.py": (54500, 375),
     "es.py": (57500, 380),
