@@ -26,7 +26,8 @@ DQN = {
     "clipped error": "dqn.py --clip-error",
     "learning rate / 2": "dqn.py --learning-rate 3.5e-4",
     "learning rate x 2": "dqn.py --learning-rate 1.4e-3",
-    "gamma 0.99": "dqn.py --gamma 0.99",
+    "gamma 0.98": "dqn.py --gamma 0.98",
+    "buffer of 100,000 steps": "dqn.py --buffer-size 100000",
     "copies every 500 steps": "dqn.py --target-network-frequency 500",
     "copies every 2,000 steps": "dqn.py --target-network-frequency 2000",
 }
