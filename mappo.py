@@ -1547,6 +1547,9 @@ class Run:
         top.legend()
         for name, title in CURVE.items():
             axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            bound = self.metrics.get(f"{name}_bound", [math.nan])
+            if bound[-1] < 2 * axes[name].get_ylim()[1]:  # known, and the curve comes near it
+                axes[name].plot(steps, bound, "--", color="gray")
             axes[name].set(title=title, xlabel="environment steps")
             axes[name].locator_params(axis="x", nbins=4)
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))

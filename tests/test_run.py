@@ -213,6 +213,12 @@ def test_curve(script, curve):
     assert returns.get_title() == "ppo.py: CartPole-v1, seed 1" and returns.get_yscale() == "linear"
     assert [panel.get_title() for panel in panels] == list(script.CURVE.values())
     assert drawn[-1].axes[0].get_yscale() == "symlog"
+    name = list(script.CURVE)[0]
+    for bound, lines in ((2.5, 2), (9.0, 1)):  # a dashed line where a bound is known and near
+        run.metrics |= {"step": [1, 9], "return_mean": [1, 1], name: [1.0, 2.0], f"{name}_bound": [bound, bound]}
+        with mock.patch.object(matplotlib.figure.Figure, "savefig", saved):
+            script.Run.draw_curve(run)
+        assert len(drawn[-1].axes[1].lines) == lines
 
 
 # ----------------------------------------------------------------------------------------------- counting, evaluating
