@@ -510,7 +510,7 @@ def slow_training(number):
     "Agents.__init__, targets are the actors themselves: copy.deepcopy(self.actors) -> self.actors",
     "Agents.__init__, shared actors are copies: [self.actors[0]] * self.num_agents -> self.actors",
     "Agents.new_critics, one for all: 1 if args.share_policy else self.num_agents -> 1",
-    "Agents.new_critics, as large as the actors: if args.critic_hidden_sizes is None -> if True",
+    "Agents.new_critics, as large as the actors: args.critic_hidden_sizes or args.hidden_sizes -> args.hidden_sizes",
     "Agents.critic_inputs, the state alone: torch.cat([obs, part -> torch.cat([0 * obs, part",
     "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
     "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",

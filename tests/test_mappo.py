@@ -1016,7 +1016,7 @@ REFUSED = {
     '--env-kwargs {"local_ratio":2}': "local_ratio is a proportion",
     "--num-minibatches 7": "do not divide",
     "--recurrent --data-chunk-length 7": "does not divide num_steps",
-    "--recurrent --hidden-sizes": "need a layer",
+    "--recurrent --hidden-sizes": "needs a layer",
     '--env-id mpe2.simple_reference_v3 --env-kwargs {"continuous_actions":true}': "action_factor = 5",
     f"--env-id {__name__}:tictactoe --action-factor 3": "action masks",
 }
