@@ -1,5 +1,6 @@
 """What the tests of all scripts use: comparison, mistakes, small environments, training without a folder."""
 
+import ast
 import copy
 import inspect
 import warnings
@@ -51,15 +52,29 @@ def catches(*mistakes):
 source_of = cache(inspect.getsource)  # slow for a class, and mistakes stand in few of them
 
 
+@cache
+def pieces(script):
+    """The script's text, cut where its functions, classes and other statements begin; and each piece compiled."""
+    lines = Path(script.__file__).read_text(encoding="utf-8").splitlines(keepends=True)
+    nodes = ast.parse("".join(lines)).body
+    first_line = lambda node: min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+    starts = [first_line(node) - 1 for node in nodes]
+    texts = ["".join(lines[first:last]) for first, last in zip(starts, [*starts[1:], None])]
+    return texts, [compile(text, script.__file__, "exec") for text in texts]
+
+
 def with_mistake(script, mistake):
     """The script as another module, in whose function, class or method `where` the old text has become the new one."""
     name, change = mistake.split(": ", 1)
     where, (old, new) = name.split(", ")[0], change.split(" -> ")
-    part, source = source_of(attrgetter(where)(script)), Path(script.__file__).read_text(encoding="utf-8")
-    assert source.count(part) == 1 and part.count(old) == 1, f"{old!r} stands {part.count(old)} times in {where}"
+    part, (texts, codes) = source_of(attrgetter(where)(script)), pieces(script)
+    assert part.count(old) == 1, f"{old!r} stands {part.count(old)} times in {where}"
+    (place,) = [i for i, text in enumerate(texts) if part in text]
+    wrong = compile(texts[place].replace(part, part.replace(old, new)), mistake, "exec")
     module = ModuleType(script.__name__)
     module.__file__ = script.__file__
-    exec(compile(source.replace(part, part.replace(old, new)), mistake, "exec"), vars(module))
+    for code in [*codes[:place], wrong, *codes[place + 1 :]]:
+        exec(code, vars(module))
     return module
 
 
