@@ -609,7 +609,7 @@ RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episo
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
-    kill_and_resume(script, RUN, 4, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 6, monkeypatch, tmp_path)
     before, agent = content(script), script.load("run")
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)

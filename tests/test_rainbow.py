@@ -535,7 +535,7 @@ RUN += "--gradient-steps 1 --total-timesteps 200 --checkpoint-every 40 --eval-ev
 @catches('train, target network not saved: "target": target, -> ')
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, without noise, and changes nothing."""
-    kill_and_resume(script, RUN, 17, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 23, monkeypatch, tmp_path)
     before, agent = content(script), script.load("run")
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)

@@ -21,10 +21,8 @@ def train(args, world):
     torch.manual_seed(args.seed)
     agent, target = (relu_mlp(2, args.hidden_sizes, 2) for _ in range(2))
     target.load_state_dict(agent.state_dict())
-    optimizer, rng = (
-        torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5),
-        np.random.default_rng([args.seed, 0]),
-    )
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    rng = np.random.default_rng([args.seed, 0])
     obs, _ = envs.reset(seed=int(rng.integers(2**31)))
     rng.integers(2**31)  # torch's seed
     memory, seen, returns, totals, step, reset = [], [], [], [0, 0], 0, [False, False]
