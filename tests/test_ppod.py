@@ -17,8 +17,9 @@ import pytest
 import tools
 import torch
 from gymnasium import spaces
+from reference.ppo import distributions, log_prob, textbook_loss
 from run_folder import command, content, kill_and_resume
-from tools import Chance, Drift, Walk, catches, close, distributions, fails, flat, log_prob, rehearse, textbook_loss
+from tools import Chance, Drift, Walk, catches, close, fails, flat, rehearse
 
 LINE, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
 
