@@ -354,7 +354,10 @@ def train(args):
     policy = make_agent(args, envs)  # make_flat_policy, below
     set_threads(image=False)
     optimizer = make_optimizer(args, policy)
-    run = start_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
+    run = make_run(args, envs)
+    tenth = math.ceil(min(args.total_timesteps, 5_000_000) / 10)
+    run.checkpoint_every = args.checkpoint_every or tenth  # often: no episode is interrupted
+    start_run(run, agent=policy, optimizer=optimizer)  # --resume loads their states
 
     envs, *_ = run.new_envs()
     set_total(run, run.num_episodes // args.population_size, args.num_generations)
@@ -680,7 +683,8 @@ def join_processes():
     the others do.
     """
     if distributed.is_torchelastic_launched():
-        distributed.init_process_group("gloo")
+        own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL wants one each
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpus else "gloo")
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
             exchange("waiting")
@@ -715,27 +719,28 @@ def candidates_of_this_process(args):
     return np.arange(2 * pairs[0], 2 * pairs[-1] + 2)
 
 
-def start_run(args, envs, **parts):
-    """A Run that has started with these parts. The first process's is in the run folder.
+def make_run(args, envs):
+    """A Run. The first process's is in the run folder.
 
-    The others begin when it has. They do as it does, in temporary folders, in which nobody looks.
+    The others do as it does, in temporary folders, in which nobody looks.
     """
     rank, _ = process()
-    if rank > 0:
-        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        checkpoint = Path(args.resume or "", f"checkpoint{SUFFIX}")
-        if args.resume and checkpoint.exists():
-            shutil.copy(checkpoint, folder.name)
-        args = replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False)
-    run = Run(args, envs)
-    tenth = math.ceil(min(args.total_timesteps, 5_000_000) / 10)
-    run.checkpoint_every = args.checkpoint_every or tenth  # often: no episode is interrupted
-    run.start(**parts)
-    if rank > 0:
-        run.folder = folder  # it is deleted when the process ends
-    else:
-        exchange("begun")
+    if rank == 0:
+        return Run(args, envs)
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    checkpoint = Path(args.resume or "", f"checkpoint{SUFFIX}")
+    if args.resume and checkpoint.exists():
+        shutil.copy(checkpoint, folder.name)
+    run = Run(replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False), envs)
+    run.folder = folder  # it is deleted when the process ends
     return run
+
+
+def start_run(run, **parts):
+    """Start the run with these parts. The other processes begin when the first one has."""
+    run.start(**parts)
+    if process()[0] == 0:
+        exchange("begun")
 
 
 if __name__ == "__main__":

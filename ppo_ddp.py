@@ -1,0 +1,1431 @@
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = [
+#   "torch>=2.4", "gymnasium[classic-control,toy-text]>=1.3,<2", "ufal-pybox2d>=2.3.10.5",
+#   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
+# ]
+# ///
+"""PPO on many processes and machines, equal to PPO on one: data-parallel learning, in this one file.
+
+Play T steps in N environments. Compare what each action brought with what the critic had expected:
+the difference is the action's advantage A. Make the better actions more likely. Several epochs
+reuse the same data, so the policy pi moves away from pi_old, which collected it. Clipping removes
+the incentive to move their ratio r far from 1:
+
+    L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
+    r = pi(a|s) / pi_old(a|s)
+
+Each of K processes has a copy of the network and plays N / K environments. Before each gradient step
+they exchange what is a mean over rows, here the gradient g. Process k has n_k rows and their mean g_k:
+
+    g = sum_k n_k g_k / sum_k n_k
+
+This is the mean over all rows. So all copies make the same step and stay the same. Moments of the
+advantages, running statistics, KL and metrics belong to all rows as well (after DD-PPO).
+
+    torchrun --nproc-per-node 2 ppo_ddp.py --env-id LunarLander-v3  # two processes, 8 environments each
+    python ppo_ddp.py                                               # one process: the same as ppo.py
+    diff ppo.py ppo_ddp.py                                          # all that many processes need
+
+Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, DD-PPO arXiv
+1911.00357. The story ends at "# ===== helpers"; the code below it makes environments, connects
+processes, keeps the run folder and draws the curve.
+"""
+
+import ast
+import importlib
+import json
+import math
+import os
+import pkgutil
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import namedtuple
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from gymnasium import spaces
+from torch import distributed, nn
+from tqdm import tqdm
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
+
+    # algorithm
+    estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value
+    value_target: Literal["lambda", "returns"] = "lambda"  # the critic's: the estimator's, or rewards-to-go
+    learning_rate: float = 3e-4  # Adam's learning rate
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
+    num_envs: int = 2  # environments played side by side, by all processes together
+    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
+    update_epochs: int = 10  # passes over a rollout
+    gamma: float = 0.99  # discount
+    gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
+    rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/mu that weights a TD error
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/mu that decays the trace
+    norm_adv: bool = True  # normalise advantages over each minibatch
+    clip_coef: float = 0.2  # eps of the clipped objective
+    clip_vloss: bool = False  # clip the value loss as well
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
+    ent_coef: float = 0.003  # weight of the entropy bonus
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
+    critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
+    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
+    clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
+    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    # run
+    env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
+    env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
+    wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
+    max_episode_steps: int | None = None  # truncate episodes after this many steps
+    max_episode_return: float | None = None  # truncate episodes whose return reaches this
+    async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
+    total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
+    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
+    seed: int = 1  # seed of everything that is drawn at random
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
+    eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
+    eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
+    capture_video: bool = False  # film an episode at each evaluation
+    resume: str | None = None  # run folder to continue
+    evaluate: str | None = None  # run folder to evaluate, without training
+    model: str = "best"  # weights that --evaluate plays: best, last or a step
+    render: bool = False  # show --evaluate in a window; with --capture-video, film it instead
+    config: str | None = None  # config.json of another run to start from; flags win over it
+    run_dir: str | None = None  # where to write; None: runs/ENV__SCRIPT__SEED__TIME
+    progress: bool = True  # show the progress bar
+
+
+# ------------------------------------------------------------------------------------------ networks
+def layer(module, gain=2**0.5):
+    """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
+    nn.init.orthogonal_(module.weight, gain)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+def mlp(inputs, hidden_sizes, outputs, gain):
+    """Linear layers with tanh between them; `gain` is that of the last layer, which has no tanh."""
+    layers = []
+    for size in hidden_sizes:
+        layers += [layer(nn.Linear(inputs, size)), nn.Tanh()]
+        inputs = size
+    return nn.Sequential(*layers, layer(nn.Linear(inputs, outputs), gain))
+
+
+def categorical(logits, actions, sizes):
+    """Log-probs and entropies, each (B,), of actions (B, factors).
+
+    The factors are independent of each other: their log-probs and entropies add up. The logits
+    (B, sum of sizes) of all of them stand side by side.
+    """
+    log_probs = []
+    entropies = []
+    for i, factor_logits in enumerate(logits.split(sizes, dim=1)):
+        log_p = factor_logits.log_softmax(dim=1)  # of every category
+        log_probs.append(log_p.gather(1, actions[:, i].unsqueeze(1)).squeeze(1))
+        entropies.append(-(log_p.exp() * log_p).sum(dim=1))
+    return sum(log_probs), sum(entropies)
+
+
+def gaussian(mean, actions, log_std):
+    """Log-densities and entropies, each (B,), of actions (B, D)."""
+    z = (actions - mean) / log_std.exp()
+    log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
+    return log_density.sum(1), entropy.sum().expand(len(mean))
+
+
+class Agent(nn.Module):
+    """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
+
+    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A discrete action consists of
+    categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
+    categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
+    factor or dimension.
+    """
+
+    def __init__(self, observation_space, action_space, args, device="cpu"):
+        super().__init__()
+        self.args = args
+        self.device = device
+        self.observation_shape = observation_space.shape
+        self.action_space = action_space
+        self.continuous = isinstance(action_space, spaces.Box)
+        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its D
+        outputs = sum(self.output_sizes)
+        inputs = math.prod(observation_space.shape)
+        self.image = is_image(observation_space)
+        # The actor's small gain makes the first policy nearly uniform, or the first means nearly 0.
+        if self.image:
+            self.cnn = NatureCNN(observation_space.shape)
+            self.actor = layer(nn.Linear(512, outputs), gain=0.01)
+            self.critic = layer(nn.Linear(512, 1), gain=1.0)
+        else:
+            sizes = args.hidden_sizes
+            self.actor = mlp(inputs, sizes, outputs, gain=0.01)
+            self.critic = mlp(inputs, args.critic_hidden_sizes or sizes, 1, gain=1.0)
+        if self.continuous:
+            self.log_std = nn.Parameter(torch.zeros(outputs))
+            self.action_scale, self.action_bias = scale_and_bias(action_space)
+        self.to(device)
+        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
+        self.obs_stats = RunningMeanStd(inputs) if normalizes else None
+        self.return_stats = RunningMeanStd() if args.normalize_reward else None
+
+    def features(self, obs):
+        """The input of actor and critic: images (B, …) through the CNN, vectors flat, normalised."""
+        if self.image:
+            return self.cnn(obs)
+        obs = obs.reshape(len(obs), -1).float()
+        return obs if self.obs_stats is None else self.obs_stats(obs)
+
+    def forward(self, obs, actions):
+        """(log-probs, entropies, values), each (B,), of observations (B, …) and actions (B, D)."""
+        features = self.features(obs)
+        output = self.actor(features)
+        if self.continuous:
+            log_probs, entropies = gaussian(output, actions, self.log_std)
+        else:
+            log_probs, entropies = categorical(output, actions, self.output_sizes)
+        return log_probs, entropies, self.critic(features).squeeze(1)
+
+    def draw_noise(self, rng, num_steps, num_envs):
+        """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
+
+        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick). It does what torch.distributions.Categorical(logits=…).sample() does, in
+        half of the time.
+        """
+        draw = rng.standard_normal if self.continuous else rng.gumbel
+        noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
+        return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
+
+    @torch.inference_mode()  # as no_grad, but faster
+    def sample(self, obs, noise):
+        """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs).
+
+        With noise 0 they are the most likely: the mean of a Gaussian, the category with the largest
+        logit.
+        """
+        dtype = torch.uint8 if self.image else torch.float32
+        obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
+        output = self.actor(self.features(obs))
+        if self.continuous:
+            return (output + self.log_std.exp() * noise).cpu().numpy()
+        logits_of_factors = (output + noise).split(self.output_sizes, dim=1)
+        actions = [logits.argmax(dim=1) for logits in logits_of_factors]
+        return torch.stack(actions, dim=1).cpu().numpy()
+
+    def act(self, obs):
+        """What the deterministic policy does for observations (B, …), as the environment takes it."""
+        if obs.shape[1:] != self.observation_shape:
+            raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
+        return self.to_env(self.sample(obs, noise=0))
+
+    def to_env(self, actions):
+        """Actions (B, D) as the environment takes them, in the space's bounds, shape and type."""
+        space = self.action_space
+        if self.continuous:
+            actions = self.action_scale * actions + self.action_bias
+        actions = actions.reshape(-1, *space.shape)
+        if not self.continuous:
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+        actions = np.clip(actions, space.low, space.high)
+        if np.issubdtype(space.dtype, np.integer):
+            actions = np.rint(actions)
+        return actions.astype(space.dtype)
+
+
+# -------------------------------------------------------------------------------- returns and buffer
+# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
+# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
+# rewards that were cut off. Rewards of later episodes never count. If both flags are set, terminated
+# wins.
+
+
+def compute_returns(rewards, next_values, terminated, truncated, gamma):
+    """Discounted returns (T, N), also called rewards-to-go.
+
+        R_t = r_t + gamma R_{t+1}
+
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a
+    termination, 0 does.
+    """
+    next_values = next_values * ~terminated
+    ends = terminated | truncated
+    returns = torch.empty_like(rewards)
+    next_return = next_values[-1]
+    for t in reversed(range(len(rewards))):
+        next_return = torch.where(ends[t], next_values[t], next_return)
+        returns[t] = rewards[t] + gamma * next_return
+        next_return = returns[t]
+    return returns
+
+
+def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
+
+    A_t = delta_t + gamma lambda A_{t+1}
+    delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
+    """
+    deltas = rewards + gamma * next_values * ~terminated - values
+    decay = gamma * gae_lambda * ~(terminated | truncated)
+    advantages = torch.empty_like(rewards)
+    next_advantage = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        advantages[t] = deltas[t] + decay[t] * next_advantage
+        next_advantage = advantages[t]
+    return advantages, advantages + values
+
+
+def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, gamma):
+    """V-trace: (advantages A_t, targets v_t), each (T, N). Policy mu played, pi is the policy now.
+
+        v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
+        A_t = r_t + gamma v_{t+1} - V_t
+        rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)   (arXiv 1802.01561, section 4)
+
+    delta_t is that of GAE. Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. In the
+    policy's gradient rho_t weighs A_t; the loss does that, after it has normalised A_t.
+    """
+    next_values = next_values * ~terminated
+    continues = ~(terminated | truncated)
+    deltas = rewards + gamma * next_values - values
+    advantages = torch.empty_like(rewards)
+    targets = torch.empty_like(rewards)
+    correction = torch.zeros_like(rewards[0])  # v_t - V_t
+    for t in reversed(range(len(rewards))):
+        next_correction = continues[t] * correction  # v_{t+1} - V_{t+1}, or 0 after an end
+        advantages[t] = deltas[t] + gamma * next_correction
+        correction = rho[t] * deltas[t] + gamma * c[t] * next_correction
+        targets[t] = values[t] + correction
+    return advantages, targets
+
+
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. mu is the policy that
+# collected the rollout, pi is the agent now. pi_old is mu, but for V-trace, which computes advantages
+# again in each epoch: there, pi_old is the agent at the epoch's beginning. rho is V-trace's weight of
+# an advantage, else 1; returns are the critic's targets.
+Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values advantages rho returns")
+
+
+class RolloutBuffer:
+    """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
+
+    After an episode's end the next step only resets its environment (next-step autoreset). Its
+    action is ignored:
+
+        row  observation          action   reward  terminated  reset row
+         0   s0                   a0       r0      no          no
+         1   s1                   a1       r1      yes         no
+         2   s2, the final one    ignored  0       no          yes
+         3   s0 of the next one   a0       r0      no          no
+
+    Row 2 never enters a minibatch, but it holds s2, whose value row 1 needs if it was truncated. So
+    the successor of step t is always the observation in row t + 1, whether or not an episode ended
+    in between. Advantages are not carried back from row 2 to row 1, since row 1 ends the episode.
+    """
+
+    def __init__(self, num_steps, num_envs, observation_space, action_space):
+        T, N = num_steps, num_envs
+        D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
+        obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
+        action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # the last: after step T
+        self.actions = np.zeros((T, N, D), action_dtype)
+        self.rewards = np.zeros((T, N), np.float32)
+        self.terminated = np.zeros((T, N), bool)
+        self.truncated = np.zeros((T, N), bool)
+        self.reset_rows = np.zeros((T, N), bool)
+        self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
+        self.rows = None  # a Batch of all rows, made by compute_advantages
+
+    def scale_rewards(self, stats, gamma):
+        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
+
+            G_t = r_t + gamma G_{t-1}
+
+        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
+        """
+        G = np.zeros(self.rewards.shape)
+        for t in range(len(G)):
+            G[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
+        stats.update(G[~self.reset_rows])
+        self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
+
+    @torch.no_grad()
+    def log_probs_and_values(self, agent):
+        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, by the agent now.
+
+        One large batch costs less than keeping them step by step, and V-trace needs them again.
+        """
+        obs = torch.as_tensor(self.obs, device=agent.device)
+        actions = torch.as_tensor(self.actions, device=agent.device)
+        log_probs, _, values = agent(obs[:-1].flatten(0, 1), actions.flatten(0, 1))
+        last_values = agent.critic(agent.features(obs[-1])).squeeze(1)
+        T, N = self.rewards.shape
+        return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
+
+    def compute_advantages(self, log_probs, values, mu_log_probs, args):
+        """Set self.rows from pi_old's log_probs (T, N) and values (T + 1, N), and mu's log-probs.
+
+        With V-trace, rho corrects from mu to pi_old and the loss's ratio from pi_old to pi, so
+        nothing counts twice.
+        """
+        on_device = partial(torch.as_tensor, device=values.device)
+        rewards = on_device(self.rewards)
+        terminated = on_device(self.terminated)
+        truncated = on_device(self.truncated)
+        old_values, next_values = values[:-1], values[1:]
+        ends = terminated, truncated
+        ratios = (log_probs - mu_log_probs).exp()  # 1 if the rollout has just been played
+        rho = torch.ones_like(ratios)
+        if args.estimator == "gae":
+            decays = args.gamma, args.gae_lambda
+            advantages, returns = compute_gae(rewards, old_values, next_values, *ends, *decays)
+        elif args.estimator == "vtrace":
+            rho = ratios.clamp(max=args.rho_clip)
+            c = ratios.clamp(max=args.c_clip)
+            advantages, returns = compute_vtrace(rewards, old_values, next_values, *ends, rho, c, args.gamma)
+        if args.estimator == "vanilla" or args.value_target == "returns":
+            returns = compute_returns(rewards, next_values, *ends, args.gamma)
+        if args.estimator == "vanilla":
+            advantages = returns - old_values
+        self.rows = Batch(
+            obs=on_device(self.obs[:-1]),
+            actions=on_device(self.actions),
+            mu_log_probs=mu_log_probs,
+            old_log_probs=log_probs,
+            old_values=old_values,
+            advantages=advantages,
+            rho=rho,
+            returns=returns,
+        )
+
+    def minibatches(self, num_minibatches, rng):
+        """Yield Batches that together hold every row but the reset rows once, in random order."""
+        if self.rows is None:
+            raise ValueError("compute_advantages comes first: it makes the rows")
+        order = rng.permutation(np.flatnonzero(~self.reset_rows))
+        flat_rows = Batch(*[field.flatten(0, 1) for field in self.rows])
+        for chosen in torch.as_tensor(order, device=self.rows.obs.device).tensor_split(num_minibatches):
+            yield Batch(*[field[chosen] for field in flat_rows])
+
+    def explained_variance(self):
+        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+
+        EV = 1 - Var(R - V) / Var(R)
+        """
+        played = torch.as_tensor(~self.reset_rows, device=self.rows.returns.device)
+        returns = self.rows.returns[played]
+        errors = returns - self.rows.old_values[played]
+        return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
+# -------------------------------------------------------------------------------------------- losses
+def policy_loss(log_ratios, advantages, clip_coef):
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
+
+    L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
+    """
+    ratios = log_ratios.exp()
+    clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
+    return -torch.min(ratios * advantages, clipped * advantages).mean()
+
+
+def value_loss(values, old_values, returns, clip_coef=None):
+    """Half the mean squared error. With `clip_coef`, moving a value by more cannot lower the loss.
+
+    L = 1/2 E[ max( (V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2 ) ]   (OpenAI's ppo2)
+    """
+    errors = (values - returns) ** 2
+    if clip_coef is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_coef, clip_coef)
+        errors = torch.max(errors, (clipped - returns) ** 2)
+    return 0.5 * errors.mean()
+
+
+def normalize_over_all(advantages):
+    """Zero mean and unit (population) deviation over the batches (B,) of all processes together."""
+    of_all = torch.cat(exchange(advantages.cpu())).to(advantages.device)
+    return (advantages - of_all.mean()) / (of_all.std(correction=0) + 1e-8)
+
+
+normalize = normalize_over_all  # as ppo_loss calls it
+
+
+def approximate_kl(log_ratios):
+    """An unbiased estimate of KL(mu || pi) that is never negative; mu is the policy that played.
+
+    KL = E[ (r - 1) - log r ],   r = pi/mu
+    """
+    return (log_ratios.exp() - 1 - log_ratios).mean()
+
+
+def ppo_loss(agent, batch, args):
+    """The loss of a Batch, to be minimised, and a dict of metrics to log."""
+    log_probs, entropies, values = agent(batch.obs, batch.actions)
+    log_ratios = log_probs - batch.old_log_probs
+    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
+    pg_loss = policy_loss(log_ratios, batch.rho * advantages, args.clip_coef)
+    v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
+    entropy = entropies.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    metrics = {
+        "loss": loss.detach(),
+        "policy_loss": pg_loss.detach(),
+        "value_loss": v_loss.detach(),
+        "entropy": entropy.detach(),
+        "approx_kl": approximate_kl((log_probs - batch.mu_log_probs).detach()),
+        "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
+    }
+    return loss, metrics
+
+
+# ------------------------------------------------------------------------------------------ training
+def train(args):
+    """Train with `args`; return the summary, which summary.json holds too. UserError on bad input.
+
+    Under torchrun, every process runs this loop with its share of the environments.
+    """
+    share = share_of_this_process(args)  # args, with its part of num_envs
+    envs = make_envs(args, share.num_envs)
+    agent = make_agent(share, envs)  # all begin with the same weights, those of args.seed
+    set_threads(agent.image)
+    run = make_run(args, envs)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    divide_run(run, args, agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
+
+    spaces_of_env = envs.single_observation_space, agent.action_space
+    envs, obs, dones, rng = run.new_envs()
+    buffer = RolloutBuffer(args.num_steps, share.num_envs, *spaces_of_env)
+    while not run.is_finished():
+        noise = agent.draw_noise(rng, args.num_steps, share.num_envs)  # all at once: that is faster
+        for t in range(args.num_steps):
+            buffer.obs[t] = obs
+            buffer.reset_rows[t] = dones
+            buffer.actions[t] = agent.sample(obs, noise[t])
+            actions = agent.to_env(buffer.actions[t])
+            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            run.count(obs, rewards, terminated | truncated, reset_rows=dones)
+            buffer.rewards[t] = rewards
+            buffer.terminated[t] = terminated
+            buffer.truncated[t] = truncated
+            dones = terminated | truncated  # whose next step only resets
+        buffer.obs[-1] = obs
+        count_rollout(run, buffer)  # together with those of the other processes
+        if args.clip_reward:
+            buffer.rewards[:] = np.sign(buffer.rewards)
+        if args.normalize_reward:
+            buffer.scale_rewards(agent.return_stats, args.gamma)
+
+        mu_log_probs, values = buffer.log_probs_and_values(agent)  # pi_old is mu at first
+        buffer.compute_advantages(mu_log_probs, values, mu_log_probs, args)
+        run.log(explained_variance=explained_variance_of_all(buffer), learning_rate=scheduler.get_last_lr()[0])
+
+        for epoch in range(args.update_epochs):
+            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu
+                log_probs, values = buffer.log_probs_and_values(agent)
+                buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+            agent.train()  # if you add dropout, it belongs to the loss alone
+            for batch in buffer.minibatches(args.num_minibatches, rng):
+                loss, metrics = ppo_loss(agent, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                gradients = [weights.grad for weights in agent.parameters() if weights.grad is not None]
+                average([*gradients, *metrics.values()], rows=len(batch.obs))
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                run.log(**metrics)
+            agent.eval()
+            if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
+                break
+        scheduler.step()
+
+        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
+            agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
+        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        if run.write_what_is_due():
+            envs, obs, dones, rng = run.new_envs()
+            buffer = RolloutBuffer(args.num_steps, share.num_envs, *spaces_of_env)
+    return run.finish()
+
+
+# ===== helpers: settings, parts of the networks, environments, processes ==========================
+
+CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
+EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
+PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
+ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
+SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
+SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
+write_state = torch.save
+read_state = partial(torch.load, map_location="cpu", weights_only=True)
+VECTOR_MODE = None  # the environment's own vector version, if it has one
+manual_seed = torch.manual_seed  # of what dropout draws
+
+# Tuned settings per environment; flags win over them.
+AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
+LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "update_epochs": 4, "learning_rate": 1e-3, "anneal_lr": True,
+                "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01, "total_timesteps": 990_000}  # fmt: skip
+MUJOCO = {"num_envs": 1, "num_steps": 2048, "anneal_lr": True, "ent_coef": 0.0, "total_timesteps": 1_000_000}
+ATARI = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4,
+         "anneal_lr": True, "clip_coef": 0.1, "ent_coef": 0.01, "clip_reward": True,
+         "total_timesteps": 10_000_000} | AS_THEY_ARE  # fmt: skip
+TUNED = {
+    # confirmed with several seeds: benchmarks/results/ppo_scores.json
+    "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "update_epochs": 4, "learning_rate": 2e-3,
+                    "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
+                    "total_timesteps": 147_000} | AS_THEY_ARE,
+    "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
+                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 197_000},
+    "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8,
+                       "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
+                       "total_timesteps": 998_000},
+    "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, "anneal_lr": True,
+                    "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000} | AS_THEY_ARE,
+    "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
+                                 "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
+                                 "total_timesteps": 100_000},
+    "LunarLander-v3": LUNAR_LANDER,
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
+    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
+                         "total_timesteps": 3_000_000},
+    # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
+    "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
+    "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
+}  # fmt: skip
+tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all rows seen so far. A module, so that every saved model holds them."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def update(self, rows):
+        """Merge an array of B rows, each of the shape of `mean`.
+
+        Chan, Golub & LeVeque 1979, eq. 2.1.
+        """
+        if len(rows) == 0:
+            return
+        device = self.mean.device
+        rows = torch.as_tensor(rows, dtype=torch.float64, device=device).view(-1, *self.mean.shape)
+        weight = len(rows) / (self.count + len(rows))
+        delta = rows.mean(0) - self.mean
+        self.mean += weight * delta
+        self.var += weight * (rows.var(0, correction=0) - self.var)
+        self.var += weight * (1 - weight) * delta**2
+        self.count += len(rows)
+
+    def forward(self, x):
+        """Normalise (B, *shape), clip to ±10."""
+        mean = self.mean.to(x.device, torch.float32)
+        std = (self.var + 1e-8).sqrt().to(x.device, torch.float32)
+        return ((x - mean) / std).clamp(-10, 10)
+
+
+class RunningMeanStdOfAll(RunningMeanStd):
+    """Mean and variance of the rows of all processes, the same in each."""
+
+    def update(self, rows):
+        """Merge the rows of all."""
+        super().update(np.concatenate(exchange(rows)))
+
+
+RunningMeanStd = RunningMeanStdOfAll  # as Agent calls it
+
+
+class NatureCNN(nn.Module):
+    """DQN's network for images (Mnih et al. 2015, doi 10.1038/nature14236).
+
+    (B, *shape) of bytes -> (B, 512).
+    """
+
+    def __init__(self, shape):
+        super().__init__()
+        self.channels_last = shape[2] == min(shape)
+        channels, height, width = (shape[2], *shape[:2]) if self.channels_last else shape
+        image = torch.zeros(1, channels, height, width)
+        layers = []
+        for outputs, kernel_size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            layers += [layer(nn.Conv2d(channels, outputs, kernel_size, stride)), nn.ReLU()]
+            channels = outputs
+        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        self.linear = layer(nn.Linear(self.convolutions(image).shape[1], 512))
+
+    def forward(self, images):
+        """Features of images whose channels come first or last."""
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.linear(self.convolutions(images / 255)).relu()
+
+
+def is_image(space):
+    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
+
+
+def output_sizes(space):
+    """Categories of each factor of a discrete action space; of a Box, its number of dimensions."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return [int(spaces.flatdim(space))]
+
+
+def scale_and_bias(box):
+    """(scale, bias), each (D,), of a Box: scale * a + bias maps [-1, 1] to its bounds.
+
+    A dimension without two bounds has (1, 0): its actions pass through.
+    """
+    low = box.low.astype(np.float64).ravel()
+    high = box.high.astype(np.float64).ravel()
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    low[~bounded] = -1
+    high[~bounded] = 1
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
+class TrueReturn(gym.Wrapper):
+    """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
+
+    def __init__(self, env, limit=None):
+        super().__init__(env)
+        self.limit = math.inf if limit is None else limit
+
+    def reset(self, **kwargs):
+        """As the environment's."""
+        self.true_return = 0.0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        """As the environment's, truncated at the limit."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.true_return += np.asarray(reward, float).item()
+        return obs, reward, terminated, truncated or self.true_return >= self.limit, info
+
+
+def read_wrapper(text):
+    """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
+    path, _, arguments = text.partition("(")
+    name = path.rpartition(".")[2]
+    if name in REFUSED_WRAPPERS:
+        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    if call.args:
+        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
+    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    return partial(pkgutil.resolve_name(path), **given)
+
+
+def is_users_own(error):
+    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
+    frames = traceback.extract_tb(error.__traceback__)
+    if error.__cause__:  # of an error that Gymnasium has worded in its own way
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
+    return not all(frame.filename.startswith(known) for frame in frames)
+
+
+def make_envs(args, num_envs, render=False, video=None):
+    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+
+    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    """
+    package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
+    if not hasattr(gym.vector, "AutoresetMode"):
+        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
+    try:
+        pkgutil.resolve_name(package)  # imports it
+        kwargs = dict(**json.loads(args.env_kwargs))
+        defaults = ONE_HOT if package == "minigrid" else ()
+        wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
+        if args.wrappers or args.max_episode_return is not None:
+            wrappers.insert(0, partial(TrueReturn, limit=args.max_episode_return))
+        if args.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = args.max_episode_steps
+        if render or video:
+            kwargs["render_mode"] = "rgb_array" if video else "human"
+        if video:
+            wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
+        mode = VECTOR_MODE
+        if wrappers or render:
+            mode = "sync"
+        if args.async_envs:
+            mode = "async"
+        if package == "ale_py":
+            wrappers = set_up_atari(kwargs, wrappers, mode)
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
+        message = str(error)
+        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+        if is_users_own(error):
+            raise
+        help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
+        given = shlex.join(["--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers])
+        raise UserError(f"cannot make {args.env_id} with {given}: {error}{help}") from error
+    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
+        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
+    return vectors_or_images(envs, args.env_id)
+
+
+def set_up_atari(kwargs, wrappers, mode):
+    """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
+    if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
+        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
+        kwargs["reward_clipping"] = False
+        return wrappers
+    kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
+    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
+
+
+def vectors_or_images(envs, env_id):
+    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    space = envs.single_observation_space
+    if isinstance(space, spaces.Box):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if is_picture and not is_image(space):
+            stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
+            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+        return envs
+    plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    parts = [space]
+    for part in parts:  # the list grows while it is walked
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            parts += part.values() if isinstance(part, spaces.Dict) else part
+        elif not isinstance(part, plain) or is_image(part):
+            choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
+            raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
+    return gym.wrappers.vector.FlattenObservation(envs)
+
+
+def choose_device(args, image=False):
+    """The device that args.device means. UserError if there is no such device."""
+    automatic = "cuda" if image and torch.cuda.is_available() else "cpu"
+    device = automatic if args.device == "auto" else args.device
+    try:
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"no device {device}: {error}") from error
+    return device
+
+
+def set_threads(image):
+    """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
+    if not image and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def make_agent(args, envs):
+    """An untrained Agent for these environments. UserError if it cannot handle a space."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
+    if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
+        raise UserError(f"{args.env_id}: no Agent for observations {obs_space} and actions {action_space}")
+    if args.num_steps < 2:
+        raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
+    if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
+        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
+    torch.manual_seed(args.seed)
+    return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
+
+
+# From here to the run section: what several processes need. torchrun starts all with the same flags.
+def process():
+    """(number of this process, how many there are): (0, 1) unless torchrun has started several."""
+    if not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def join_processes():
+    """Connect the processes of torchrun. All but the first print nothing, and wait until its run begins.
+
+    So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then
+    the others do.
+    """
+    if distributed.is_torchelastic_launched():
+        own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL wants one each
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpus else "gloo")
+        if distributed.get_rank() > 0:
+            sys.stdout = open(os.devnull, "w")
+            exchange("waiting")
+
+
+def exchange(value):
+    """A list of the values of all processes. If another one has ended, saying why, this one ends as well."""
+    if not distributed.is_initialized():
+        return [value]
+    values = [None] * distributed.get_world_size()
+    try:
+        distributed.all_gather_object(values, value)
+    except RuntimeError:
+        distributed.destroy_process_group()  # else its threads may abort while this process ends
+        sys.exit()
+    return values
+
+
+def average(tensors, rows):
+    """Replace tensors, means over the `rows` rows of this process, by the means over those of all.
+
+        x = sum_k n_k x_k / sum_k n_k
+
+    Process k has n_k rows: not all have as many, since reset rows drop out. All is one message.
+    """
+    if not distributed.is_initialized():
+        return
+    weight = torch.ones_like(tensors[0]).flatten()[:1]  # its sum is that of the rows
+    sums = rows * torch.cat([weight, *[x.flatten() for x in tensors]])
+    if rows == 0:
+        sums.zero_()  # the mean of nothing is NaN
+    try:
+        distributed.all_reduce(sums)
+    except RuntimeError:  # as in exchange
+        distributed.destroy_process_group()
+        sys.exit()
+    means = (sums[1:] / sums[0]).split([x.numel() for x in tensors])
+    for x, mean in zip(tensors, means):
+        x.copy_(mean.view_as(x))
+
+
+def explained_variance_of_all(buffer):
+    """As the buffer's explained_variance, but of the rows of all processes."""
+    columns = buffer.rows.returns, buffer.rows.old_values
+    played = [column.cpu()[torch.from_numpy(~buffer.reset_rows)] for column in columns]
+    returns, values = map(torch.cat, zip(*exchange(played)))
+    return 1 - (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
+def share_of_this_process(args):
+    """Args with this process's part of num_envs. Where there are GPUs, `cuda` becomes its own one."""
+    _, processes = process()
+    if args.num_envs % processes:
+        raise UserError(f"num_envs {args.num_envs} does not divide among {processes} processes")
+    if processes > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    return replace(args, num_envs=args.num_envs // processes)
+
+
+def divide_run(run, args, **parts):
+    """Start the run with these parts, as one of several processes: with seeds of its own."""
+    rank, run.processes = process()
+    run.saved.append("processes")
+    run.args = replace(run.args, seed=args.seed + 1_000_000 * rank)  # else all would play the same
+    run.checkpoint_every = args.checkpoint_every or max(run.checkpoint_every, 5_000 * args.num_envs)
+    run.noted = []  # what run.count says of episodes that have ended, until count_rollout counts them
+    run.add_episode = lambda n, total, length: run.noted.append((total, length))
+    start_run(run, **parts)
+    if run.processes != process()[1]:
+        print(f"begun by {run.processes} processes: it goes on, but with other random numbers")
+        run.processes = process()[1]
+
+
+def count_rollout(run, buffer):
+    """Count the rollouts of all processes, as one would count that plays all environments."""
+    run.step -= int((~buffer.reset_rows).sum())  # run.count has counted those of this process
+    ends = buffer.terminated | buffer.truncated
+    all_resets, all_ends, noted = zip(*exchange((buffer.reset_rows, ends, run.noted)))
+    reset_rows = np.concatenate(all_resets, axis=1)  # (T, N): all environments side by side
+    ends = np.concatenate(all_ends, axis=1)
+    if len(run.has_ended) < len(ends[0]):  # run.new_envs has made one for each of its own
+        run.has_ended = np.zeros(len(ends[0]), bool)
+    for t in range(len(ends)):
+        run.step += int((~reset_rows[t]).sum())
+        for n in np.flatnonzero(ends[t]):
+            total, length = noted[n // run.envs.num_envs].pop(0)
+            Run.add_episode(run, n, total, length)
+    run.noted = []
+
+
+def make_run(args, envs):
+    """A Run. The first process's is in the run folder.
+
+    The others do as it does, in temporary folders, in which nobody looks.
+    """
+    rank, _ = process()
+    if rank == 0:
+        return Run(args, envs)
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    checkpoint = Path(args.resume or "", f"checkpoint{SUFFIX}")
+    if args.resume and checkpoint.exists():
+        shutil.copy(checkpoint, folder.name)
+    run = Run(replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False), envs)
+    run.folder = folder  # it is deleted when the process ends
+    return run
+
+
+def start_run(run, **parts):
+    """Start the run with these parts. The other processes begin when the first one has."""
+    run.start(**parts)
+    if process()[0] == 0:
+        exchange("begun")
+
+
+if __name__ == "__main__":
+    join_processes()  # before any flag is read
+
+
+# ===== run: the same in every script ==============================================================
+# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
+UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
+FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+
+
+def tuned(*flags, **given):
+    """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
+    flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
+    if flags and not flags[0].startswith("-"):
+        flags.insert(0, "--env-id")
+    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
+    run_dir = first.resume or first.evaluate
+    path = f"{run_dir}/config.json" if run_dir else first.config
+    defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
+    args = parse(replace(defaults, **given), flags)
+    fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
+    if any(getattr(defaults, name) for name in SCHEDULED):
+        fixed.add("total_timesteps")
+    for name in sorted(fixed) if args.resume else []:
+        if getattr(args, name) != getattr(defaults, name):
+            kept = getattr(defaults, name)
+            raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
+    return args
+
+
+def parse(defaults, flags):
+    """Args from flags, else from `defaults`, whose values must be of the types that Args says."""
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):  # tyro warns of wrong types
+            args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
+    except UserWarning as error:
+        raise UserError(str(error).split(" We'll try")[0]) from error
+    versions = [known for known in gym.registry if re.fullmatch(re.escape(args.env_id) + r"-v\d+", known)]
+    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=args.env_id)
+    return replace(args, env_id=newest)  # CartPole-v1 for CartPole
+
+
+def code_flags(args):
+    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
+    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
+    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+        return []
+    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+
+
+def read_config(path, given):
+    """Args from the config.json of a run. If it is a stranger's, its code must be `given` as well."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
+        args = Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
+        code = code_flags(args)
+        if config["script"] != Path(__file__).stem:
+            raise ValueError
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
+    if code and code != code_flags(given):
+        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
+    return args
+
+
+def load(run_dir, model="best", *flags, **given):
+    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
+    envs = make_envs(args, 1)
+    agent = make_agent(args, envs)
+    envs.close()
+    name = "checkpoint" if args.model == "last" else f"models/{args.model}"
+    read_parts(f"{run_dir}/{name}{SUFFIX}", {"agent": agent})
+    return agent
+
+
+def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
+    """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
+    if episodes < 1:
+        raise ValueError("an evaluation needs at least one episode")
+    envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
+    obs, _ = envs.reset(seed=seed)
+    if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
+        agent.begin_episodes(episodes)
+    returns = np.zeros(episodes)
+    playing = np.ones(episodes, bool)
+    for _ in range(args.max_episode_steps or 27_000):  # for what never ends: half an hour of Atari
+        obs, rewards, terminated, truncated, _ = envs.step(agent.act(obs))
+        returns[playing] = true_returns(envs, args, returns + rewards)[playing]
+        playing &= ~(terminated | truncated)
+        if not playing.any():
+            break
+    envs.close()
+    return float(returns.mean()), float(returns.std())
+
+
+def true_returns(envs, args, returns):
+    """Returns (N,) of the episodes under way, before the user's wrappers changed their rewards."""
+    return np.array(envs.unwrapped.get_attr("true_return")) if args.wrappers else returns
+
+
+def write_file(path, write):
+    """Call write(file), then rename the file to `path`: no reader finds a half-written one."""
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    try:
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+        try:
+            os.replace(temporary, path)
+        except PermissionError:  # on Windows, while another program has opened the old file
+            tqdm.write(f"{path} is in use, so it stays as it was: close it elsewhere")
+            temporary.unlink()
+    except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
+        raise UserError(f"cannot write {path}: {error}") from error
+
+
+def write_csv(path, table):
+    """Write a table, a dict of columns."""
+    rows = np.transpose(list(table.values()))
+    head = ",".join(table)
+    write_file(path, lambda file: np.savetxt(file, rows, "%.10g", ",", header=head, comments=""))
+
+
+def read_parts(path, parts):
+    """Give each of `parts`, a dict of objects with load_state_dict, its state from a file."""
+    try:
+        state = read_state(path)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except Exception as error:  # there is no list of what a damaged or foreign file may raise
+        kind = type(error).__name__
+        raise UserError(f"{path} is missing, damaged or of another network: {kind}") from error
+
+
+class Run:
+    """All that a run keeps besides what it learns: folder, counts, evaluations, checkpoints, curve."""
+
+    def __init__(self, args, envs):
+        self.args = args
+        self.envs = envs
+        self.step = 0  # environment steps, without reset rows
+        self.seconds = 0.0
+        self.num_episodes = 0
+        self.recent = []  # returns of the last 100 training episodes
+        self.stride = 1  # the table has each stride-th episode, so that it never grows beyond 10,000
+        self.episodes = {"step": [], "return": [], "length": []}
+        self.metrics = {"step": []}  # other columns begin when they are first logged
+        self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
+        self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
+        self.logged = {}  # since the last row of metrics.csv
+        self.largest = {}  # absolute observation, reward, …
+        self.hints = []  # those printed last
+        self.checkpoint_step = 0  # of the last checkpoint
+        self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
+        tenth = min(args.total_timesteps // 10, 50_000)
+        self.checkpoint_every = args.checkpoint_every or max(tenth, 5_000 * envs.num_envs)
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
+        self.dir = Path(args.resume or args.run_dir or f"runs/{re.sub('[/:]', '-', name)}")
+        if (self.dir / "config.json").exists() and not args.resume:
+            raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
+        if args.capture_video:  # what cannot be filmed is refused at once
+            make_envs(args, 1, video=self.dir / "videos").close()
+        for rest in self.dir.rglob("*.[0-9]*.tmp") if args.resume else ():  # of a killed process
+            rest.unlink()
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
+
+    def start(self, agent, **parts):
+        """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
+        self.agent = agent
+        self.parts = {"run": self, "agent": agent, **parts}
+        if (self.dir / f"checkpoint{SUFFIX}").exists():
+            read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        total = self.args.total_timesteps
+        known = tuned_settings(self.args)
+        given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
+        print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
+        if not known:
+            print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
+        if self.args.resume:
+            print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
+        self.begun = time.monotonic() - self.seconds
+        self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
+
+    def state_dict(self):
+        """What a checkpoint holds of the run itself."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state):
+        """Take over what state_dict returned. TypeError or ValueError where it is damaged."""
+        for name in self.saved:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(name)
+            if isinstance(state[name], dict):  # a table: numbers, in columns of equal length
+                np.array([state[name]["step"], *state[name].values()], float)
+        vars(self).update({name: state[name] for name in self.saved})
+        self.checkpoint_step = self.step
+
+    def remaining(self):
+        """The share of the steps that is left, from 1 down to 0."""
+        return max(0.0, 1 - self.step / self.args.total_timesteps)
+
+    def new_envs(self):
+        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
+        self.envs = make_envs(self.args, self.envs.num_envs)
+        rng = np.random.default_rng([self.args.seed, self.step])
+        obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
+        manual_seed(int(rng.integers(2**31)))
+        self.check_finite(observation=obs)
+        self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
+        self.lengths = np.zeros(self.envs.num_envs, int)
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
+
+    def count(self, obs, rewards, dones, reset_rows):
+        """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
+        self.check_finite(observation=obs, reward=rewards)
+        self.step += int((~reset_rows).sum())
+        self.returns += rewards
+        self.lengths += ~reset_rows
+        if dones.any():
+            returns = true_returns(self.envs, self.args, self.returns)
+            for n in np.flatnonzero(dones):
+                self.add_episode(n, float(returns[n]), int(self.lengths[n]))
+            self.returns[dones] = 0
+            self.lengths[dones] = 0
+
+    def add_episode(self, n, total, length):
+        """Count an episode that has ended in environment n."""
+        self.has_ended[n] = True
+        self.num_episodes += 1
+        self.recent = [*self.recent[-99:], total]
+        if self.num_episodes % self.stride == 0:
+            for column, value in zip(self.episodes.values(), (self.step, total, length)):
+                column.append(value)
+        if len(self.episodes["step"]) == 10_000:
+            self.stride *= 2
+            self.episodes = {name: column[1::2] for name, column in self.episodes.items()}
+
+    def check_finite(self, **values):
+        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
+        for name, value in values.items():
+            if np.asarray(value).dtype == np.uint8:
+                continue
+            largest = np.max(np.abs(value), initial=0)
+            if not largest < 3.4e38:
+                where = f"{self.args.env_id}, after step {self.step}"
+                raise UserError(f"{where}: {name} is NaN or infinite")
+            self.largest[name] = max(largest, self.largest.get(name, 0))
+
+    def log(self, **metrics):
+        """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
+        for name, value in metrics.items():
+            if getattr(value, "shape", ()) not in ((), (1,)):
+                raise ValueError(f"the metric {name} is not one number: {value}")
+            self.logged.setdefault(name, []).append(value)
+
+    def is_finished(self):
+        """Whether all steps are taken, or --stop-at-return is reached."""
+        goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
+        if self.step >= self.args.total_timesteps:
+            return True
+        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+            return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
+        return len(self.recent) == 100 and np.mean(self.recent) >= goal
+
+    def write_what_is_due(self):
+        """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
+
+        True if a checkpoint was written: then training begins anew from it, as a resumed run does.
+        """
+        losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
+        self.check_finite(**losses)
+        self.bar.update(self.step - self.bar.n)
+        is_due = lambda every, last: self.is_finished() or self.step // every > last // every
+        evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
+        saves = is_due(self.checkpoint_every, self.checkpoint_step)
+        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            mean = float(np.mean(self.recent or math.nan))
+            means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
+            self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
+            self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
+            self.logged = {}
+            if not tuned_settings(self.args):
+                self.give_hints()
+        if evaluates:
+            self.write_evaluation()
+        finished = self.is_finished()  # an evaluation may have finished it
+        if saves or finished:
+            self.write_checkpoint()
+        if evaluates and self.args.capture_video:
+            folder = self.dir / f"videos/{self.step}"
+            evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=folder)
+        if saves and not finished:  # else finish draws it
+            self.draw_curve()
+        return saves and not finished
+
+    def give_hints(self):
+        """Print, once each, what is noticed too late in an environment without tuned settings."""
+        is_off = lambda flag: not getattr(self.args, flag, True)
+        high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
+        hints = []
+        if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
+            hints.append("observations go beyond ±100: try --normalize-obs")
+        if self.largest.get("reward", 0) > 100 and is_off("normalize_reward"):
+            hints.append("rewards go beyond ±100: try --normalize-reward")
+        if 10 < np.max(high) < 1e30:
+            hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
+        if self.num_episodes == 0 and self.remaining() < 0.9:
+            hints.append("no episode has ended in a tenth of the run: see --max-episode-steps")
+        for hint in hints:
+            if hint not in self.hints:
+                tqdm.write(hint)
+        self.hints = hints
+
+    def write_evaluation(self):
+        """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
+        seed = self.args.seed + 10_000  # not training's
+        mean, std = evaluate(self.agent, self.args, self.args.eval_episodes, seed)
+        is_best = mean >= max(self.evaluations["return_mean"], default=-math.inf)
+        weights = {"agent": self.agent.state_dict()}
+        for name in [self.step, "best"] if is_best else [self.step]:
+            write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, weights))
+        self.add_row("evaluations", dict(return_mean=mean, return_std=std))
+
+    def add_row(self, name, row):
+        """Add a row, a dict of numbers, to a table and write it as CSV. What is missing is NaN."""
+        table = getattr(self, name)
+        row = dict(step=self.step, seconds=time.monotonic() - self.begun, **row)
+        for column in row:
+            table.setdefault(column, [math.nan] * len(table["step"]))
+        for column in table:
+            table[column].append(row.get(column, math.nan))
+        write_csv(self.dir / f"{name}.csv", table)
+
+    def write_checkpoint(self):
+        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        self.seconds = time.monotonic() - self.begun
+        write_csv(self.dir / "episodes.csv", self.episodes)
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        write_file(self.dir / f"checkpoint{SUFFIX}", partial(write_state, state))
+        self.checkpoint_step = self.step
+
+    def draw_curve(self):
+        """Write learning_curve.png: returns, their running mean, evaluations; below, CURVE's metrics."""
+        from matplotlib.figure import Figure  # slow to import
+
+        figure = Figure(figsize=(9, 7), layout="constrained")
+        axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
+        top, steps = axes["returns"], self.metrics["step"]
+        at, returns, _ = self.episodes.values()
+        top.plot(at, returns, ".", alpha=0.25, markersize=3, label="training episode")
+        count = min(100, self.num_episodes)
+        top.plot(steps, self.metrics.get("return_mean", []), label=f"mean of the last {count} episodes")
+        at, _, means, stds = self.evaluations.values()
+        top.errorbar(at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
+        if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
+            top.set_yscale("symlog", linthresh=10)
+        title = f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}"
+        top.set(title=title, ylabel="return")
+        top.legend()
+        for name, title in CURVE.items():
+            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            bound = self.metrics.get(f"{name}_bound", [math.nan])
+            if bound[-1] < 2 * axes[name].get_ylim()[1]:  # known, and the curve comes near it
+                axes[name].plot(steps, bound, "--", color="gray")
+            axes[name].set(title=title, xlabel="environment steps")
+            axes[name].locator_params(axis="x", nbins=4)
+        write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
+
+    def finish(self):
+        """Draw the curve, write summary.json, return the summary."""
+        if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
+            self.write_evaluation()
+        self.draw_curve()
+        self.bar.close()
+        self.envs.close()
+        last = {f"eval_{name}": self.evaluations[name][-1] for name in ("return_mean", "return_std")}
+        seconds = time.monotonic() - self.begun
+        summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
+        write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
+        curve = f"{self.dir.as_posix()}/learning_curve.png"
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
+        return summary
+
+
+def main():
+    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr and exit code 2."""
+    try:
+        args = tuned(*sys.argv[1:])
+        if not args.evaluate:
+            run_dir = train(args)["run_dir"]
+            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            print(f"to watch the best agent: {shlex.join(watch)}")
+            return
+        screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+        if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
+            raise UserError("there is no display for --render; with --capture-video it makes a film")
+        agent = load(args.evaluate, args.model, *sys.argv[1:])
+        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        mean, std = evaluate(agent, args, args.eval_episodes, seed)
+        print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
+        film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
+        if film or args.render:
+            evaluate(agent, args, 1, seed, args.render, film)
+            print(f"film: {film or 'none, --capture-video makes one'}")
+    except UserError as error:
+        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
+        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+    except BrokenPipeError:  # as in: python ppo.py | head -1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+if __name__ == "__main__":
+    main()
