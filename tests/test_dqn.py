@@ -400,7 +400,8 @@ def slow_training(number):
                     losses, q = zip(*[loss_of(*row) for row in rows])
                     optimizer.zero_grad()
                     (sum(losses) / 4).backward()
-                    torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    if args.max_grad_norm:
+                        torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                     optimizer.step()
                     metrics["loss"].append(sum(losses).item() / 4)
                     metrics["q"].append(sum(q) / 4)
@@ -418,7 +419,8 @@ def slow_training(number):
     "ReplayBuffer.sample, empty slots drawn: rng.integers(self.size -> rng.integers(self.capacity",
     "ReplayBuffer.sample, the last one never drawn: rng.integers(self.size -> rng.integers(self.size - 1",
     "train, no copy of the network: copy.deepcopy(agent) -> agent",
-    "train, gradients not shortened: args.max_grad_norm -> 1e9",
+    "train, gradients not shortened: parameters(), args.max_grad_norm -> parameters(), 1e9",
+    "train, gradients never shortened: args.max_grad_norm is not None -> args.max_grad_norm is False",
     "train, exploration of no steps: max(1, args.exploration_fraction -> max(9, args.exploration_fraction",
     "train, reset rows stored: terminated, reset_rows=dones) -> terminated, reset_rows=dones & False)",
     "train, truncation terminates: next_obs, terminated, reset_rows -> next_obs, terminated | truncated, reset_rows",
