@@ -167,3 +167,24 @@ def test_figures_by_hand(results_page, tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
     assert results_page.page(tmp_path / "page.md") == WRITTEN
     assert [results_page.number(x) for x in (-46.6254, 0.004916, -0.0001, 1234.6)] == ["−46.63", "0.005", "0", "1,235"]
+
+
+def test_the_page_of_broken_curves(monkeypatch):
+    """Each curve has its picture and its section; its faults fit the scripts, its flags and columns exist."""
+    for folder in ("benchmarks", "exercises"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    broken, copies = importlib.import_module("broken_curves"), importlib.import_module("copies")
+    text = (ROOT / "docs/debugging.md").read_text(encoding="utf-8")
+    sections = text.split("\n## ")[1:]
+    assert {*re.findall(r"debugging/([a-z-]+)\.png", text)} == {*broken.CURVES} and len(sections) == 10
+    assert all(section.count("\n* **") == 3 for section in sections)
+    for name, curve in broken.CURVES.items():
+        assert 0 < (broken.PICTURES / f"{name}.png").stat().st_size < 50_000
+        assert curve.bug or curve.wrong
+        source = copies.source_of(curve.script)
+        for change in filter(None, [curve.metric, curve.bug]):
+            source = copies.planted(source, change)
+        assert all(f"{column}=" in source or f'"{column}":' in source for column in curve.columns)
+        script = importlib.import_module(curve.script.removesuffix(".py"))
+        for more in (curve.wrong, curve.sound):
+            script.tuned(*f"{curve.flags} {more}".split())
