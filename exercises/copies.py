@@ -55,9 +55,13 @@ def blanked(source, exercise):
         raise BadInput(f"exercise {exercise.name}: {exercise.file} has no {' and no '.join(missing)} any more")
     for name in sorted(exercise.blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
         first, last = body_span(nodes[name])
-        text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
+        items = exercise.instructions(name)
         if name == exercise.blanks[0]:
-            text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
+            items = exercise.instructions() + items
+        text = [f"# Exercise {exercise.name}" + (":" if items else "")]
+        for item in items:
+            text += textwrap.wrap(item, 100, initial_indent="# * ", subsequent_indent="#   ")
+        text.append(f'raise NotImplementedError("exercise: {exercise.name}: write {name}")')
         lines[first:last] = [" " * (nodes[name].col_offset + 4) + line + "\n" for line in text]
     return "".join(lines)
 

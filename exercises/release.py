@@ -19,7 +19,7 @@ from copies import definitions, source_of, working_copy
 from mechanism import HERE, ROOT, TABLES, BadInput, Reference, find, run_main
 from start import describe
 
-CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "probes.py", "runner.py")
+CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "pictures.py", "probes.py", "runner.py")
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# Tests and style")[0]
 
 
@@ -94,7 +94,12 @@ def sheet(tasks, number):
     """The instructions, as Markdown."""
     lines = [SHEET]
     for task in tasks:
-        lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task, number), ""]
+        lines += [
+            f"## {task.name}: `{task.file}`, {task.level or 'a hunt'}, about {task.minutes} minutes",
+            "",
+            *describe(task, number),
+            "",
+        ]
         lines += [f"Then: `python check.py {task.name}`", ""]
     return "\n".join(lines)
 

@@ -200,7 +200,9 @@ def test_each_mistake_is_refused_and_named(name):
     reference = Reference(EXERCISES[name])
     for message in reference.messages:
         text = "\n".join(filter(None, judge(reference.answers(message), reference)))
-        assert f"This is what one gets by {message}." in text, message
+        words, _, place = message.partition(" | ")
+        assert f"This is what one gets by {words}." in text, message
+        assert not place or f"Look next at {place}." in text, message
 
 
 @slow_but(SOUND, SOUND.keys() - {*LONG})
@@ -335,8 +337,8 @@ def test_a_blanked_copy_is_the_script_but_for_the_blanks():
     source += '        """Kept,\n        both lines."""\n        x = 1\n        return x\n\n    h = 3  # kept\n'
     task = replace(EXERCISES["gae"], name="e", blanks=("f", "C.g"), task="write it")
     blanked = copies.blanked(source, task)
-    wanted = source.replace("    return a  # gone\n", "    # Exercise e: write it\n    raise E(f)\n")
-    wanted = wanted.replace("        x = 1\n        return x\n", "        raise E(C.g)\n")
+    wanted = source.replace("    return a  # gone\n", "    # Exercise e:\n    # * Write it\n    raise E(f)\n")
+    wanted = wanted.replace("        x = 1\n        return x\n", "        # Exercise e\n        raise E(C.g)\n")
     assert blanked == re.sub(r"raise E\((.*)\)", r'raise NotImplementedError("exercise: e: write \1")', wanted)
 
 
