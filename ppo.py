@@ -79,7 +79,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
-    critic_hidden_sizes: tuple[int, ...] | None = None  # of the critic's; None: as the actor's
+    critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
@@ -174,9 +174,8 @@ class Agent(nn.Module):
             self.critic = layer(nn.Linear(512, 1), gain=1.0)
         else:
             sizes = args.hidden_sizes
-            critic_sizes = sizes if args.critic_hidden_sizes is None else args.critic_hidden_sizes
             self.actor = mlp(inputs, sizes, outputs, gain=0.01)
-            self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
+            self.critic = mlp(inputs, args.critic_hidden_sizes or sizes, 1, gain=1.0)
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
             self.action_scale, self.action_bias = scale_and_bias(action_space)
@@ -563,6 +562,7 @@ def train(args):
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
 EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
 REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
@@ -839,48 +839,43 @@ def make_agent(args, envs):
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, SAFE_IDS, SUFFIX; tuned_settings,
-# make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
+# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
-ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not in config.json
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
     flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
+    if flags and not flags[0].startswith("-"):
+        flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
-    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
-    first = replace(first, **given)
-    first = replace(first, env_id=full_id(first.env_id))
+    first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
-    args = checked(replace(defaults, **given), flags)
-    args = replace(args, env_id=full_id(args.env_id))
-    fixed = [name for name in vars(args) if name not in ONLY_FLAGS + FREE]
+    args = parse(replace(defaults, **given), flags)
+    fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
-        fixed.append("total_timesteps")
-    for name in fixed if args.resume else []:
+        fixed.add("total_timesteps")
+    for name in sorted(fixed) if args.resume else []:
         if getattr(args, name) != getattr(defaults, name):
             kept = getattr(defaults, name)
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
     return args
 
 
-def full_id(env_id):
-    """CartPole-v1 for CartPole: the highest version, if none is given."""
-    ids = [known for known in gym.registry if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
-    return max(ids, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
-
-
-def checked(defaults, flags=()):
+def parse(defaults, flags):
     """Args from flags, else from `defaults`, whose values must be of the types that Args says."""
     try:
         with warnings.catch_warnings(action="error", category=UserWarning):  # tyro warns of wrong types
-            return tyro.cli(Args, args=flags, default=defaults, description=__doc__)
+            args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
     except UserWarning as error:
         raise UserError(str(error).split(" We'll try")[0]) from error
+    versions = [known for known in gym.registry if re.fullmatch(re.escape(args.env_id) + r"-v\d+", known)]
+    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=args.env_id)
+    return replace(args, env_id=newest)  # CartPole-v1 for CartPole
 
 
 def code_flags(args):
@@ -896,12 +891,12 @@ def read_config(path, given):
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
+        args = Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
+        code = code_flags(args)
         if config["script"] != Path(__file__).stem:
             raise ValueError
-        args = checked(Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS}))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
-    code = code_flags(args)
     if code and code != code_flags(given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
     return args
@@ -950,7 +945,11 @@ def write_file(path, write):
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             write(file)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except PermissionError:  # on Windows, while another program has opened the old file
+            tqdm.write(f"{path} is in use, so it stays as it was: close it elsewhere")
+            temporary.unlink()
     except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
         raise UserError(f"cannot write {path}: {error}") from error
 
@@ -989,6 +988,8 @@ class Run:
         self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
         self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
         self.logged = {}  # since the last row of metrics.csv
+        self.largest = {}  # absolute observation, reward, …
+        self.hints = []  # those printed last
         self.checkpoint_step = 0  # of the last checkpoint
         self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
         tenth = min(args.total_timesteps // 10, 50_000)
@@ -1018,6 +1019,8 @@ class Run:
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
+        if not known:
+            print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
             print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
         self.begun = time.monotonic() - self.seconds
@@ -1082,9 +1085,13 @@ class Run:
     def check_finite(self, **values):
         """UserError naming environment, step and field if a value is NaN, or too large for float32."""
         for name, value in values.items():
-            if not np.all(np.abs(value) < 3.4e38):
+            if np.asarray(value).dtype == np.uint8:
+                continue
+            largest = np.max(np.abs(value), initial=0)
+            if not largest < 3.4e38:
                 where = f"{self.args.env_id}, after step {self.step}"
                 raise UserError(f"{where}: {name} is NaN or infinite")
+            self.largest[name] = max(largest, self.largest.get(name, 0))
 
     def log(self, **metrics):
         """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
@@ -1120,16 +1127,37 @@ class Run:
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
+            if not tuned_settings(self.args):
+                self.give_hints()
         if evaluates:
             self.write_evaluation()
-        if saves or self.is_finished():  # an evaluation may have finished it
+        finished = self.is_finished()  # an evaluation may have finished it
+        if saves or finished:
             self.write_checkpoint()
-        if saves and not self.is_finished():  # else finish draws it
-            self.draw_curve()
         if evaluates and self.args.capture_video:
             folder = self.dir / f"videos/{self.step}"
             evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=folder)
-        return saves
+        if saves and not finished:  # else finish draws it
+            self.draw_curve()
+        return saves and not finished
+
+    def give_hints(self):
+        """Print, once each, what is noticed too late in an environment without tuned settings."""
+        is_off = lambda flag: not getattr(self.args, flag, True)
+        high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
+        hints = []
+        if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
+            hints.append("observations go beyond ±100: try --normalize-obs")
+        if self.largest.get("reward", 0) > 100 and is_off("normalize_reward"):
+            hints.append("rewards go beyond ±100: try --normalize-reward")
+        if 10 < np.max(high) < 1e30:
+            hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
+        if self.num_episodes == 0 and self.remaining() < 0.9:
+            hints.append("no episode has ended in a tenth of the run: see --max-episode-steps")
+        for hint in hints:
+            if hint not in self.hints:
+                tqdm.write(hint)
+        self.hints = hints
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""

@@ -75,7 +75,7 @@ class Args:
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
-    target_agent_demos_dir: str | None = None  # folder in which the best demos are saved
+    target_agent_demos_dir: str | None = None  # where the best demos are saved; give it again with --resume
     num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
@@ -83,24 +83,24 @@ class Args:
     gru_size: int = 128  # units of the GRU
     chunk_length: int = 32  # steps over which gradients flow back through the GRU
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = True  # lower the learning rate linearly to zero
-    num_envs: int = 8  # environments played side by side
-    num_steps: int = 128  # steps of each environment per rollout
-    num_minibatches: int = 4  # parts of a rollout, one gradient step each
-    update_epochs: int = 4  # passes over a rollout
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
+    num_envs: int = 2  # environments played side by side; more are faster
+    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
+    update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
-    ent_coef: float = 0.01  # weight of the entropy bonus
+    ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    normalize_obs: bool = False  # normalise vectors by their running mean and deviation; images never
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
+    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw actions in evaluations as well: without memory, one can go in circles
     checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
@@ -212,7 +212,8 @@ class RecurrentAgent(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(outputs))
         self.to(device)
         # Created after the move, so that they stay on the CPU: some devices lack their float64.
-        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        normalizes = args.normalize_obs and len(observation_space.shape) != 3  # no images, no cells of a grid
+        self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
         self.begin_episodes(0)
 
@@ -886,6 +887,7 @@ def train(args):
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
 EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+ONLY_FLAGS = "resume evaluate model render capture_video config run_dir target_agent_demos_dir".split()
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
 REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
@@ -898,15 +900,17 @@ manual_seed = torch.manual_seed  # of what dropout draws
 
 # Tuned settings per environment; flags win over them. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
+SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "anneal_lr": True,
+                  "ent_coef": 0.01, "normalize_obs": False, "normalize_reward": False}  # fmt: skip
 TUNED = {
-    "MiniGrid-DoorKey-16x16-v0": {
+    "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
         "max_episode_steps": 2560, "sample_actions": True, "rho": 0.1, "phi": 0.3, "num_envs": 16, "recurrent": False,
         "hidden_sizes": (128,), "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3, "gae_lambda": 0.97,
         "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000, "stop_at_return": 0.94,
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
-    "MountainCar-v0": {
+    "MountainCar-v0": SHORT_ROLLOUTS | {
         "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"),
         "rho": 0.3, "phi": 0.0,
         "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True, "learning_rate": 1e-3,
@@ -914,7 +918,7 @@ TUNED = {
     },
     # without demonstrations, tried with one seed: where rewards are frequent, replays of own
     # episodes do no harm
-    "CartPole-v1": {
+    "CartPole-v1": SHORT_ROLLOUTS | {
         "num_envs": 32, "num_steps": 64, "num_minibatches": 8, "hidden_sizes": (64, 64), "recurrent": False,
         "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000,
     },
@@ -1264,8 +1268,6 @@ def make_recurrent_agent(args, envs):
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
         what = f"observations {obs_space} and actions {action_space}"
         raise UserError(f"{args.env_id}: no RecurrentAgent for {what}")
-    if len(obs_space.shape) == 3 and args.normalize_obs:
-        raise UserError("normalize_obs is for vectors, not for images or the one-hot cells of a grid")
     torch.manual_seed(args.seed)
     agent = RecurrentAgent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
     if args.num_steps % agent.chunk_length != 0:
@@ -1280,48 +1282,43 @@ make_agent = make_recurrent_agent  # as the run section calls it
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, SAFE_IDS, SUFFIX; tuned_settings,
-# make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
+# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
-ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not in config.json
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
     flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
+    if flags and not flags[0].startswith("-"):
+        flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
-    first = tyro.cli(Args, args=[flag for flag in flags if flag not in ("-h", "--help")])
-    first = replace(first, **given)
-    first = replace(first, env_id=full_id(first.env_id))
+    first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
-    args = checked(replace(defaults, **given), flags)
-    args = replace(args, env_id=full_id(args.env_id))
-    fixed = [name for name in vars(args) if name not in ONLY_FLAGS + FREE]
+    args = parse(replace(defaults, **given), flags)
+    fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
-        fixed.append("total_timesteps")
-    for name in fixed if args.resume else []:
+        fixed.add("total_timesteps")
+    for name in sorted(fixed) if args.resume else []:
         if getattr(args, name) != getattr(defaults, name):
             kept = getattr(defaults, name)
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
     return args
 
 
-def full_id(env_id):
-    """CartPole-v1 for CartPole: the highest version, if none is given."""
-    ids = [known for known in gym.registry if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
-    return max(ids, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
-
-
-def checked(defaults, flags=()):
+def parse(defaults, flags):
     """Args from flags, else from `defaults`, whose values must be of the types that Args says."""
     try:
         with warnings.catch_warnings(action="error", category=UserWarning):  # tyro warns of wrong types
-            return tyro.cli(Args, args=flags, default=defaults, description=__doc__)
+            args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
     except UserWarning as error:
         raise UserError(str(error).split(" We'll try")[0]) from error
+    versions = [known for known in gym.registry if re.fullmatch(re.escape(args.env_id) + r"-v\d+", known)]
+    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=args.env_id)
+    return replace(args, env_id=newest)  # CartPole-v1 for CartPole
 
 
 def code_flags(args):
@@ -1337,12 +1334,12 @@ def read_config(path, given):
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
+        args = Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
+        code = code_flags(args)
         if config["script"] != Path(__file__).stem:
             raise ValueError
-        args = checked(Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS}))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
-    code = code_flags(args)
     if code and code != code_flags(given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
     return args
@@ -1391,7 +1388,11 @@ def write_file(path, write):
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             write(file)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except PermissionError:  # on Windows, while another program has opened the old file
+            tqdm.write(f"{path} is in use, so it stays as it was: close it elsewhere")
+            temporary.unlink()
     except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
         raise UserError(f"cannot write {path}: {error}") from error
 
@@ -1430,6 +1431,8 @@ class Run:
         self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
         self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
         self.logged = {}  # since the last row of metrics.csv
+        self.largest = {}  # absolute observation, reward, …
+        self.hints = []  # those printed last
         self.checkpoint_step = 0  # of the last checkpoint
         self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
         tenth = min(args.total_timesteps // 10, 50_000)
@@ -1459,6 +1462,8 @@ class Run:
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
+        if not known:
+            print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
             print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
         self.begun = time.monotonic() - self.seconds
@@ -1523,9 +1528,13 @@ class Run:
     def check_finite(self, **values):
         """UserError naming environment, step and field if a value is NaN, or too large for float32."""
         for name, value in values.items():
-            if not np.all(np.abs(value) < 3.4e38):
+            if np.asarray(value).dtype == np.uint8:
+                continue
+            largest = np.max(np.abs(value), initial=0)
+            if not largest < 3.4e38:
                 where = f"{self.args.env_id}, after step {self.step}"
                 raise UserError(f"{where}: {name} is NaN or infinite")
+            self.largest[name] = max(largest, self.largest.get(name, 0))
 
     def log(self, **metrics):
         """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
@@ -1561,16 +1570,37 @@ class Run:
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
+            if not tuned_settings(self.args):
+                self.give_hints()
         if evaluates:
             self.write_evaluation()
-        if saves or self.is_finished():  # an evaluation may have finished it
+        finished = self.is_finished()  # an evaluation may have finished it
+        if saves or finished:
             self.write_checkpoint()
-        if saves and not self.is_finished():  # else finish draws it
-            self.draw_curve()
         if evaluates and self.args.capture_video:
             folder = self.dir / f"videos/{self.step}"
             evaluate(self.agent, self.args, 1, self.args.seed + 10_000, video=folder)
-        return saves
+        if saves and not finished:  # else finish draws it
+            self.draw_curve()
+        return saves and not finished
+
+    def give_hints(self):
+        """Print, once each, what is noticed too late in an environment without tuned settings."""
+        is_off = lambda flag: not getattr(self.args, flag, True)
+        high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
+        hints = []
+        if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
+            hints.append("observations go beyond ±100: try --normalize-obs")
+        if self.largest.get("reward", 0) > 100 and is_off("normalize_reward"):
+            hints.append("rewards go beyond ±100: try --normalize-reward")
+        if 10 < np.max(high) < 1e30:
+            hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
+        if self.num_episodes == 0 and self.remaining() < 0.9:
+            hints.append("no episode has ended in a tenth of the run: see --max-episode-steps")
+        for hint in hints:
+            if hint not in self.hints:
+                tqdm.write(hint)
+        self.hints = hints
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""

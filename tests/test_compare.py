@@ -1,10 +1,14 @@
 """compare.py on tiny made-up run folders: grouping, labels, numbers worked out by hand, refusals, the picture."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -27,8 +31,16 @@ def read(*folders, returns="evaluation", x="step"):
 
 
 def run_compare(*flags, cwd):
-    """Run the command as a user would."""
-    return subprocess.run([sys.executable, compare.__file__, *flags], cwd=cwd, capture_output=True, text=True)
+    """What the command does, in this process."""
+    code, (out, err) = 0, [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    with chdir(cwd), redirect_stdout(out), redirect_stderr(err), mock.patch.object(sys, "argv", ["compare.py", *flags]):
+        try:
+            compare.main()
+        except SystemExit as stop:
+            code = stop.code
+    for stream in (out, err):
+        stream.seek(0)
+    return SimpleNamespace(returncode=code, stdout=out.read(), stderr=err.read())
 
 
 def test_runs_that_differ_only_in_seed_are_one_setting(tmp_path):

@@ -4,9 +4,7 @@ Each test must also fail for each of the mistakes that stand above it in `catche
 (the run section above all) and with dqn.py (the replay buffer) has its tests in the files of these.
 """
 
-import copy
 import math
-from collections import defaultdict
 from functools import cache
 from unittest import mock
 
@@ -15,9 +13,11 @@ import pytest
 import tools
 import torch
 from gymnasium import spaces
+from reference import ddpg_td3 as reference
 from run_folder import command, content, kill_and_resume
-from tools import BOX, ONE, Aim, catches, close, descend, flat, learn, net, new_agent, rehearse, row_of_one
-from torch import nn
+from tools import BOX, ONE, Aim, catches, close, flat, learn, new_agent, rehearse, row_of_one
+
+import ddpg_td3
 
 # ------------------------------------------------------------------------------------------------- a lesson, by hand
 
@@ -214,49 +214,8 @@ TRAININGS = [
 
 @cache
 def slow_training(number):
-    """What `train` does in two environments or three, with a plain list of all that was played.
-
-    Returns ({figure: its values}, [actor, critics, target actor, target critics], returns of all episodes).
-    """
-    import ddpg_td3  # as it is: `script` may have a mistake
-
-    args = ddpg_td3.Args(**COMMON | TRAININGS[number])
-    torch.manual_seed(args.seed)
-    actor = nn.Sequential(net(2, args.hidden_sizes, 2), nn.Tanh())
-    critics = nn.ModuleList([net(4, args.hidden_sizes, 1) for _ in range(2 if args.twin_q else 1)])
-    target_actor, target_critics = copy.deepcopy((actor, critics))
-    actor_adam = torch.optim.Adam(actor.parameters(), args.actor_learning_rate)
-    critic_adam = torch.optim.Adam(critics.parameters(), args.critic_learning_rate)
-    figures = defaultdict(list)
-
-    def q(critic, obs, actions):
-        return critic(torch.cat([obs, actions], 1))[:, 0]
-
-    def update(number, rng, batch, left):
-        o, a, r, next_o, over = batch
-        with torch.no_grad():
-            next_a = target_actor(next_o)
-            if args.target_noise > 0:
-                epsilon = args.target_noise * rng.standard_normal((4, 2), np.float32)
-                next_a = (next_a + torch.tensor(epsilon.clip(-0.5, 0.5))).clip(-1, 1)
-            future = [min(q(critic, next_o, next_a)[b].item() for critic in target_critics) for b in range(4)]
-            y = torch.tensor([r[b] + (0 if over[b] else 0.9 * future[b]) for b in range(4)], dtype=torch.float32)
-        values = [q(critic, o, a) for critic in critics]
-        loss = sum(nn.functional.mse_loss(value, y) for value in values)
-        descend(critic_adam, loss, left * args.critic_learning_rate, args.max_grad_norm)
-        figures["critic_loss"].append(loss.item())
-        figures["value_mean"].append(torch.cat(values).mean().item())
-        if number % args.policy_frequency == 0:
-            loss = -q(critics[0], o, actor(o)).mean()
-            descend(actor_adam, loss, left * args.actor_learning_rate, args.max_grad_norm)
-            figures["actor_loss"].append(loss.item())
-            for target, source in ((target_actor, actor), (target_critics, critics)):
-                for slow, fast in zip(target.parameters(), source.parameters()):
-                    slow.data = 0.1 * fast.data + 0.9 * slow.data
-
-    act = lambda obs, noise: (actor(obs).detach().numpy() + noise).clip(-1, 1)
-    returns = tools.play_slowly(args, act, update)
-    return figures, [flat(network) for network in (actor, critics, target_actor, target_critics)], returns
+    """What the slow version gives, with the script as it is: `script` may have a mistake."""
+    return reference.train(ddpg_td3.Args(**COMMON | TRAININGS[number]))
 
 
 @catches(
@@ -292,8 +251,8 @@ def slow_training(number):
     "train, seen before acting: actions = agent -> agent.update_statistics(obs, rewards); actions = agent",
 )
 def test_training(script):
-    """Every weight, figure and return is that of the slow version above, whatever the options; also where environments
-    reuse their arrays, and with episodes that begin anew at checkpoints.
+    """Every weight, figure and return is that of tests/reference/ddpg_td3.py, whatever the options; also where
+    environments reuse their arrays, and with episodes that begin anew at checkpoints.
     """
     for number, options in enumerate(TRAININGS):
         figures, networks, returns = slow_training(number)

@@ -16,8 +16,11 @@ import torch
 from gymnasium import spaces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reference import dqn as reference
 from run_folder import command, content, kill_and_resume
 from tools import Chance, Probe, Table, Walk, catches, close, fails, flat, rehearse, vector_env
+
+import dqn
 
 VECTOR, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2)
 
@@ -341,77 +344,8 @@ TRAININGS = [
 
 @cache
 def slow_training(number):
-    """What `train` does in two environments, with plain lists, torch's Adam and one transition at a time.
-
-    Returns {metric: its values}, parameters of the network and of the target network, returns of all episodes.
-    """
-    import dqn  # as it is: `script` may have a mistake
-
-    args = dqn.Args(**COMMON | TRAININGS[number])
-    envs = vector_env([Chance], 2)
-    torch.manual_seed(args.seed)
-    agent, target = (dqn.relu_mlp(2, args.hidden_sizes, 2) for _ in range(2))
-    target.load_state_dict(agent.state_dict())
-    optimizer, rng = torch.optim.Adam(agent.parameters(), lr=0.01, eps=1e-5), np.random.default_rng([args.seed, 0])
-    obs, _ = envs.reset(seed=int(rng.integers(2**31)))
-    rng.integers(2**31)  # torch's seed
-    memory, seen, returns, totals, step, reset = [], [], [], [0, 0], 0, [False, False]
-    metrics = defaultdict(list)
-
-    def q_of(network, observation):
-        x = np.array(observation, np.float64)
-        if args.normalize_obs and seen:
-            x = ((x - np.mean(seen, 0)) / np.sqrt(np.var(seen, 0) + 1e-8)).clip(-10, 10)
-        return network(torch.tensor(x, dtype=torch.float32)[None])[0]
-
-    def loss_of(o, action, reward, next_o, over):
-        with torch.no_grad():
-            values = q_of(target, next_o)
-            best = (q_of(agent, next_o) if args.double else values).argmax()
-            y = reward + (0 if over else 0.9 * values[best])
-        q = q_of(agent, o)[action]
-        error = abs(y - q)
-        if args.clip_error:
-            return (0.5 * error**2 if error < 1 else error - 0.5), q.item()
-        return error**2, q.item()
-
-    while step < args.total_timesteps:
-        fallen = min(1, step / max(1, 60 * args.exploration_fraction))
-        metrics["epsilon"].append(args.start_e + (args.end_e - args.start_e) * fallen)
-        at_random, any_actions = rng.random(2) < metrics["epsilon"][-1], rng.integers(2, size=2)
-        actions = [any_actions[n] if at_random[n] else int(q_of(agent, obs[n]).argmax()) for n in (0, 1)]
-        next_obs, rewards, terminated, truncated, _ = envs.step(np.array(actions) + 1)
-        first = step
-        for n in (0, 1):
-            if not reset[n]:
-                reward = np.sign(rewards[n]) if args.clip_reward else rewards[n]
-                memory.append((obs[n], actions[n], reward, next_obs[n], terminated[n]))
-                seen.append(obs[n])
-                step += 1
-                totals[n] += rewards[n]
-                if terminated[n] or truncated[n]:
-                    returns.append(totals[n])
-                    totals[n] = 0
-        for at in range(first + 1, step + 1):
-            if at >= max(args.learning_starts, args.batch_size) and at % args.train_frequency == 0:
-                for _ in range(args.gradient_steps):  # slot s of the ring holds the newest of numbers s, s + size, …
-                    slots = rng.integers(min(len(memory), args.buffer_size), size=args.batch_size)
-                    rows = [memory[max(range(slot, len(memory), args.buffer_size))] for slot in slots]
-                    losses, q = zip(*[loss_of(*row) for row in rows])
-                    optimizer.zero_grad()
-                    (sum(losses) / 4).backward()
-                    torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                    optimizer.step()
-                    metrics["loss"].append(sum(losses).item() / 4)
-                    metrics["q"].append(sum(q) / 4)
-                optimizer.param_groups[0]["lr"] = 0.01 * (1 - step / 60 if args.anneal_lr else 1)
-            if at % args.target_network_frequency == 0:
-                for p, q in zip(target.parameters(), agent.parameters()):
-                    p.data = args.tau * q.data + (1 - args.tau) * p.data
-                metrics["q_bound"].append(10 * max(0, *[row[2] for row in memory[-args.buffer_size :]]))
-        metrics["learning_rate"].append(optimizer.param_groups[0]["lr"])
-        obs, reset = next_obs, terminated | truncated
-    return metrics, flat(agent), flat(target), returns
+    """What the slow version gives, with the script as it is: `script` may have a mistake."""
+    return reference.train(dqn.Args(**COMMON | TRAININGS[number]), Chance)
 
 
 @catches(
@@ -440,7 +374,7 @@ def slow_training(number):
 )
 def test_training(script):
     """60 steps of two environments, half of them still in the ring in the end: every weight, metric and return is that
-    of the slow version above, whatever the options. The environments use their array of observations again and again.
+    of tests/reference/dqn.py, whatever the options. The environments use their array of observations again and again.
     """
     for number, options in enumerate(TRAININGS):
         metrics, network, target, returns = slow_training(number)
@@ -495,7 +429,7 @@ RUN += "--gradient-steps 1 --target-network-frequency 64 --total-timesteps 200 -
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
-    kill_and_resume(script, RUN, 17, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 23, monkeypatch, tmp_path)
     before, agent = content(script), script.load("run")
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)

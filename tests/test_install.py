@@ -85,12 +85,12 @@ def test_a_notebook_installs_ranges(path):
 def test_a_pipe_of_windows_can_take_it(path):
     """Fails if --help or a message has a sign that cp1252 lacks, in which Windows writes to a pipe or a file."""
     source = text(path)
-    tree = ast.parse(source)
+    tree, lines = ast.parse(source), source.splitlines()
     printed = [ast.get_docstring(tree)]
     for node in ast.walk(tree):
         is_message = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("print", "UserError")
         if is_message or isinstance(node, ast.ClassDef) and node.name == "Args":
-            printed.append(ast.get_source_segment(source, node))
+            printed.append("\n".join(lines[node.lineno - 1 : node.end_lineno]))
     assert len(printed) > 3
     for words in printed:
         words.encode("cp1252")

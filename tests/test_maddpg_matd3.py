@@ -15,8 +15,11 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
+from reference import maddpg_matd3 as reference
 from run_folder import command, kill_and_resume
 from tools import catches, close, fails, flat, rehearse, vector_env
+
+import maddpg_matd3
 
 # ------------------------------------------------------------------------------------------------- a lesson, by hand
 
@@ -301,16 +304,6 @@ def test_exploration(script):
 # -------------------------------------------------------------------------- against slow and obvious versions of it
 
 
-def window(steps, g, n_step, gamma):
-    """What stream g gets from the first of these steps on: (rewards, discount of what follows, last step)."""
-    total, discount = 0.0, 1.0
-    for step in steps[:n_step]:
-        total, discount = total + discount * step.rewards[g], discount * gamma
-        if step.dones[g]:
-            break
-    return total, discount, step
-
-
 @catches(
     "OffPolicyBuffer.state_dict, positions lost: from_numpy(self.positions) -> from_numpy(0 * self.positions)",
     'OffPolicyBuffer.load_state_dict, sizes lost: self.sizes[:] = state["sizes"] -> pass',
@@ -336,7 +329,7 @@ def test_buffers_equal_lists_that_forget(script, seed, N, n, n_step, FP):
             x, batch = steps[k].x, loaded.get(np.array([k % loaded.steps * N + e]))
             close(torch.cat([batch.rows, batch.actions, batch.took_part], 1)[0], [x, -x, -x, *steps[k].took_part])
             for g in range(G):
-                total, discount, last = window(steps[k:], g, n_step, 0.5)
+                total, discount, last = reference.window(steps[k:], g, n_step, 0.5)
                 found = batch.rewards[g], batch.gammas[g], batch.next_rows[g, 0], batch.terminated[g]
                 close(found, [total, discount, last.x + 0.5, last.terminated[g]])
 
@@ -395,112 +388,10 @@ new_envs = lambda script, game: vector_env([lambda: script.TeamEnv(Chance(**game
 
 @cache
 def slow_training(number):
-    """What `train` does, with lists of all that was played: (agents, {metric: its values}, returns of episodes)."""
-    import maddpg_matd3 as script  # as it is: that of a test may have a mistake
-
+    """What the slow version gives, with the script as it is: `script` may have a mistake."""
     game, options, _ = TRAININGS[number]
-    args = script.Args(**{"checkpoint_every": 50} | COMMON | options)
-    envs = new_envs(script, game)
-    torch.manual_seed(args.seed)
-    agents = script.Agents(envs.get_attr("layout")[0], envs.single_action_space.spaces, args)
-    agents.target_actors.load_state_dict(agents.actors.state_dict())  # targets begin as copies
-    agents.target_critics.load_state_dict(agents.critics.state_dict())
-    layout, sizes, n, FP = agents.layout, agents.action_sizes, agents.num_agents, args.state_type == "FP"
-    of_actors, of_critics = list(agents.actors.parameters()), list(agents.critics.parameters())
-    of_targets = [*agents.target_actors.parameters(), *agents.target_critics.parameters()]
-    adams = (
-        torch.optim.Adam(of_actors, args.actor_learning_rate),
-        torch.optim.Adam(of_critics, args.critic_learning_rate),
-    )
-    metrics, memory, returns, step, restart = {name: [] for name in script.CURVE}, [[], []], [], 0, 0
-    seen_ends, updates = np.zeros(2, bool), 0
-
-    def value(twin, g, row, actions):
-        """Q^g of a row and a list of all actions."""
-        seen = row[layout.state]
-        if FP:  # agents observe as many numbers as they have actions
-            seen = torch.cat([row[layout.observations[g]], torch.zeros(max(sizes) - sizes[g]), seen])
-        return twin[g % len(twin)](torch.cat([seen, *actions]))[0]
-
-    def learn(adam, loss, parameters, rate):
-        for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
-            p.grad = gradient
-        torch.nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or 1e9)
-        adam.step()
-        adam.param_groups[0]["lr"] = rate * (max(0, 1 - step / 50) if args.anneal_lr else 1)
-
-    def learn_from(update, samples):
-        """An update of the critics and, if it is time, of actors and targets."""
-        steps, windows = [memory[e][number] for e, number in samples], []
-        for g in range(n if FP else 1):
-            windows += [window(memory[e][number:], g, args.n_step, args.gamma) for e, number in samples]
-        next_rows = torch.stack([last.next_row for _, _, last in windows])
-        next_actions, _ = agents.choose(agents.target_actors, next_rows, rng)
-        if args.target_noise and not agents.discrete:
-            joint = torch.cat(next_actions, 1)
-            noise = args.target_noise * agents.normal(joint.shape, rng)
-            next_actions = script.smoothed(joint, noise, args.noise_clip).split(sizes, 1)
-        errors, values = [], []
-        for k, (total, discount, last) in enumerate(windows):
-            g, step = k // 6, steps[k % 6]
-            joint = [a[k] for a in next_actions]
-            future = min(value(twin, g, last.next_row, joint) for twin in agents.target_critics).detach()
-            target = total + discount * future * (not last.terminated[g])
-            for twin in agents.critics:
-                values.append(value(twin, g, step.row, step.actions))
-                errors += [(values[-1] - target) ** 2] if step.row[g] or not FP else []
-        loss = sum(errors) * len(agents.critics) / len(errors)
-        learn(adams[1], loss, of_critics, args.critic_learning_rate)
-        metrics["critic_loss"].append(loss.item())
-        metrics["value_mean"].append(sum(values).item() / len(values))
-        if update % args.policy_frequency:
-            return
-        own, outputs = agents.choose(agents.actors, torch.stack([step.row for step in steps]), rng)
-        worth, squares = [], []
-        for k, step in enumerate(steps):
-            for i in np.flatnonzero(step.row[:n]):  # who is alive
-                joint = [own[j][k] if j == i else step.actions[j] for j in range(n)]
-                worth.append(value(agents.critics[0], i if FP else 0, step.row, joint))
-                squares.append((outputs[i][k] ** 2).mean())
-        loss, penalty = -sum(worth) / len(worth), args.output_penalty * sum(squares) / len(worth)
-        learn(adams[0], loss + penalty, of_actors, args.actor_learning_rate)
-        metrics["actor_loss"].append(loss.item())
-        for p, q in zip(of_targets, of_actors + of_critics):
-            p.data = args.tau * q.data + (1 - args.tau) * p.data
-
-    while step < 50:
-        if step >= restart and (step == 0 or seen_ends.all()):  # a checkpoint waits for the ends of episodes
-            restart = (step // args.checkpoint_every + 1) * args.checkpoint_every
-            seen_ends[:] = False
-            envs, rng = new_envs(script, game), np.random.default_rng([args.seed, step])
-            rows, _ = envs.reset(seed=int(rng.integers(2**31)))
-            rng.integers(2**31)  # torch's generator
-            reset, totals = np.zeros(2, bool), [0, 0]
-            for steps in filter(None, memory):
-                steps[-1].dones = [True] * n
-        actions = agents.random_actions(rows, rng) if step < 20 else agents.explore(rows, args.exploration_noise, rng)
-        next_rows, rewards, terminated, truncated, info = envs.step(agents.to_env(actions))
-        for e in np.flatnonzero(~reset):
-            over = terminated[e] or truncated[e]
-            streams = {"rewards": [rewards[e]], "dones": [over], "terminated": [terminated[e]]}
-            if FP:
-                streams = {name: info[name][e] for name in ("rewards", "terminated")}
-                streams["dones"] = over | (next_rows[e, :n] == 0)
-            did = torch.tensor(actions[e]).float().split(sizes)
-            row, next_row = torch.tensor(rows[e]), torch.tensor(next_rows[e])
-            memory[e].append(SimpleNamespace(row=row, actions=did, next_row=next_row, **streams))
-            step, totals[e] = step + 1, totals[e] + rewards[e]
-            if over:
-                returns.append(totals[e])
-                totals[e], seen_ends[e] = 0, True
-        rows, reset = next_rows, terminated | truncated
-        stored = []  # the newest step in each slot of the ring
-        for e, steps in enumerate(memory):
-            stored += [(e, max(range(slot, len(steps), 12))) for slot in range(min(len(steps), 12))]
-        while updates < (step // 4 - 20 // 4) * args.gradient_steps:
-            updates += 1
-            learn_from(updates, [stored[x] for x in rng.integers(len(stored), size=6)])
-    return agents, metrics, returns
+    args = maddpg_matd3.Args(**{"checkpoint_every": 50} | COMMON | options)
+    return reference.train(args, lambda: new_envs(maddpg_matd3, game))
 
 
 @catches(
@@ -510,7 +401,7 @@ def slow_training(number):
     "Agents.__init__, targets are the actors themselves: copy.deepcopy(self.actors) -> self.actors",
     "Agents.__init__, shared actors are copies: [self.actors[0]] * self.num_agents -> self.actors",
     "Agents.new_critics, one for all: 1 if args.share_policy else self.num_agents -> 1",
-    "Agents.new_critics, as large as the actors: if args.critic_hidden_sizes is None -> if True",
+    "Agents.new_critics, as large as the actors: args.critic_hidden_sizes or args.hidden_sizes -> args.hidden_sizes",
     "Agents.critic_inputs, the state alone: torch.cat([obs, part -> torch.cat([0 * obs, part",
     "Agents.values, critics in another order: zip(critics, inputs) -> zip(reversed(critics), inputs)",
     "Agents.choose, temperature ignored: self.args.gumbel_temperature -> 1.0",

@@ -14,8 +14,9 @@ import pytest
 import tools
 import torch
 from gymnasium import spaces
+from reference import ppo as reference
 from run_folder import command, content, kill_and_resume
-from tools import IN_ORDER, Probe, Walk, catches, close, distributions, flat, log_prob, rehearse, textbook_loss, watched
+from tools import IN_ORDER, Probe, Walk, catches, close, flat, rehearse, watched
 
 NUMBER, THREE = (spaces.Box(-np.inf, np.inf, (size,)) for size in (1, 3))  # observations of as many numbers
 TWO = spaces.Discrete(2)
@@ -488,81 +489,6 @@ def walk(script, name="Discrete from 5", **args):
         return rehearse(script, lambda: Walk(PLANS[0], 0), lambda: Walk(PLANS[1], 1), **SHORT | args), calls
 
 
-def slow_targets(rewards, values, next_values, terminated, truncated, gamma, rho, c):
-    """v_s = V_s + sum_t gamma^(t-s) c_s … c_{t-1} rho_t delta_t to the episode's end (arXiv 1802.01561, eq. 1), (T, N).
-
-    With rho = 1 these are GAE's returns if c = lambda, and discounted rewards up to the bootstrap if c = 1.
-    """
-    targets, deltas = values.clone(), rewards + gamma * next_values * ~terminated - values
-    for n in range(rewards.shape[1]):
-        for s in range(len(rewards)):
-            weight = 1
-            for t in range(s, len(rewards)):
-                targets[s, n] += weight * rho[t, n] * deltas[t, n]
-                weight *= gamma * c[t, n]
-                if terminated[t, n] or truncated[t, n]:
-                    break
-    return targets
-
-
-def textbook_training(script, run, calls):
-    """(the agent after the same training done the slow way, steps). On the way, every logged figure is compared."""
-    args, agent, figures = run.args, calls[0].agent, run.all_logged
-    optimizer = torch.optim.Adam(agent.parameters(), eps=1e-5)
-    seen, is_vtrace, one = [], args.estimator == "vtrace", torch.ones(6, 2)  # observations so far
-    for i, call in enumerate(calls):
-        number, k = divmod(i, args.update_epochs * args.num_minibatches)  # of the rollout, of the step in its update
-        if k == 0:
-            obs, actions = torch.tensor(call.buffer.obs), torch.tensor(call.buffer.actions)
-            terminated, truncated = torch.tensor(call.buffer.terminated), torch.tensor(call.buffer.truncated)
-            played = ~call.buffer.reset_rows
-            place = {tuple(obs[t, n].tolist()): (t, n) for t, n in zip(*np.nonzero(played))}
-            optimizer.param_groups[0]["lr"] = 1e-2 * (1 - len(seen) / 15 if args.anneal_lr else 1)
-            close(figures["learning_rate"][number], optimizer.param_groups[0]["lr"])
-            if args.normalize_obs and seen:
-                agent.obs_stats.mean[:] = torch.tensor(np.mean(seen, 0))
-                agent.obs_stats.var[:] = torch.tensor(np.var(seen, 0))
-            seen += obs[:-1][played].double().tolist()
-            rewards = (10 * obs[:-1, :, 1] + obs[:-1, :, 2] + 1) * torch.tensor(played)  # as Walk gives them
-            rewards = rewards.sign() if args.clip_reward else rewards
-            if args.normalize_reward:
-                rewards = torch.tensor(call.buffer.rewards).float()  # by hand in test_reward_scaling
-        if k == 0 or (is_vtrace and k % args.num_minibatches == 0):
-            pi = distributions(agent, agent.actor(agent.features(obs[:-1].flatten(0, 1))))
-            log_probs = log_prob(pi, actions.flatten(0, 1)).detach().view(6, 2)
-            values = agent.critic(agent.features(obs.flatten(0, 1))).detach().view(7, 2)
-            if k == 0:
-                mu_log_probs = log_probs
-            ratios = (log_probs - mu_log_probs).exp()
-            rho, c = one, one * (args.gae_lambda if args.estimator == "gae" else 1)
-            if is_vtrace:
-                rho, c = ratios.clamp(max=args.rho_clip), ratios.clamp(max=args.c_clip)
-            steps = rewards, values[:-1], values[1:], terminated, truncated
-            returns = slow_targets(*steps, args.gamma, rho, c)
-            advantages = returns - values[:-1]
-            if is_vtrace:
-                successors = torch.where(terminated | truncated, values[1:], torch.cat([returns[1:], values[-1:]]))
-                advantages = rewards + args.gamma * successors * ~terminated - values[:-1]
-        if k == 0:
-            errors, targets = (returns - values[:-1])[played].numpy(), returns[played].numpy()
-            close(figures["explained_variance"][number], 1 - errors.var() / targets.var())
-        assert set(map(tuple, call.batch.obs.tolist())) <= set(place), "a reset row is trained on"
-        rows = tuple(np.transpose([place[tuple(o)] for o in call.batch.obs.tolist()]))
-        fields = obs[:-1], actions, mu_log_probs, log_probs, values[:-1], advantages, rho, returns
-        batch = script.Batch(*[field[rows] for field in fields])
-        features = agent.features(batch.obs)
-        pi, new_values = distributions(agent, agent.actor(features)), agent.critic(features)[:, 0]
-        given = batch, args, args.norm_adv, batch.mu_log_probs, slice(None)
-        loss, expected = textbook_loss(pi, new_values, *given)
-        for name, figure in expected.items():
-            close(figures[name][i], figure, atol=1e-4)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-        optimizer.step()
-    return agent, len(seen)
-
-
 @catches(
     "compute_returns, truncation wins: * ~terminated -> * ~(terminated & ~truncated)",
     "compute_gae, truncation wins: * ~terminated -> * ~(terminated & ~truncated)",
@@ -594,7 +520,7 @@ def test_training(script):
     for name, options in TRAININGS:
         run, calls = walk(script, name, **options)
         start = flat(calls[0].agent)
-        agent, steps = textbook_training(script, run, calls)
+        agent, steps = reference.train(script, run, calls)
         assert len(calls) == 12 and run.step == steps
         assert (calls[0].buffer.obs[-1] == calls[-1].buffer.obs[0]).all()
         assert sorted(run.episodes["return"])[:3] == [1, 3, 21]
@@ -683,7 +609,7 @@ RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episo
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
-    kill_and_resume(script, RUN, 4, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 6, monkeypatch, tmp_path)
     before, agent = content(script), script.load("run")
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)

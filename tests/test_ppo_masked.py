@@ -25,8 +25,7 @@ from tools import IN_ORDER, Probe, Walk, catches, close, fails, flat, rehearse, 
 
 import ppo
 
-PPO_ONLY = {"normalize_obs", "normalize_reward", "anneal_lr"}  # where the defaults differ
-SHORT = {name: value for name, value in SHORT_PPO.items() if name not in PPO_ONLY}
+SHORT = {name: value for name, value in SHORT_PPO.items() if name != "normalize_obs"}  # which it lacks
 
 NUMBER = spaces.Box(-np.inf, np.inf, (1,))  # an observation of one number
 LOGITS, ZEROS = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log(), torch.zeros(1, 5)
@@ -243,9 +242,9 @@ def test_networks_see_discrete_numbers_as_one_hot_vectors(script):
         numbers=spaces.MultiDiscrete([3, 4], start=[1, -2]),
         vector=spaces.Box(-1, 1, (2, 2)),
     )
-    agent = script.MaskedAgent(entries, spaces.Discrete(2), script.Args(hidden_sizes=(8, 6), critic_hidden_sizes=()))
+    agent = script.MaskedAgent(entries, spaces.Discrete(2), script.Args(hidden_sizes=(8, 6), critic_hidden_sizes=(4,)))
     assert agent.feature_space.shape == (10,) and agent.actor[-1].weight.norm() < 0.02
-    assert [len(network) for network in (agent.actor, agent.critic)] == [5, 1]  # linear layers with tanh between them
+    assert [len(network) for network in (agent.actor, agent.critic)] == [5, 3]  # linear layers with tanh between them
     numbers = {name: entries[name] for name in ("number", "numbers")}
     states = script.MaskedAgent(numbers, spaces.Discrete(2), script.Args())
     assert [x.actor[0].linear.bias.requires_grad for x in (agent, states)] == [True, False]
@@ -527,7 +526,7 @@ def test_worlds_are_learnt(script, tmp_path, args, best):
     assert script.train(script.tuned(**quiet | args))["eval_return_mean"] > best
 
 
-RUN = "--env-id Cue-v0 --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --normalize-reward "
+RUN = "--env-id Cue-v0 --anneal-lr --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --normalize-reward "
 RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 3"
 
 

@@ -21,8 +21,11 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import qlearning as reference
 from run_folder import command, content, kill_and_resume
 from tools import catches, close, rehearse
+
+import qlearning
 
 ALGORITHMS = "q-learning", "sarsa", "expected-sarsa", "double-q"
 
@@ -271,45 +274,8 @@ TRAININGS += [{"anneal_lr": True, "exploration_fraction": 0.5, "algorithm": algo
 
 @cache
 def slow_training(number):
-    """What `train` does, by the book. Returns tables, TD errors, (step, return, length) of episodes."""
-    import qlearning
-
-    args = qlearning.Args(**COMMON | TRAININGS[number])
-    generator, env = np.random.default_rng([args.seed, 0]), World()
-    env.reset(seed=int(generator.integers(2**31)))
-    rng = random.Random(int(generator.integers(2**63)))
-    Q, errors, episodes, step = np.zeros((2 if args.algorithm == "double-q" else 1, 4, 3)), [], [], 0
-
-    def draw(values):
-        if rng.random() < epsilon:
-            return rng.randrange(3)
-        best = [a for a in range(3) if values[a] == max(values)]
-        return best[0] if len(best) == 1 else rng.choice(best)
-
-    while step < args.total_timesteps:
-        (obs, _), total, over, a, first = env.reset(), 0, False, None, step
-        while not over:
-            s, left, linear = obs - 3, max(0, 1 - step / 300), 0.05 + 0.95 * max(0, 1 - step / 150)
-            epsilon = linear if args.exploration_fraction else max(0.05, 0.97 ** len(episodes))
-            a = draw(Q.sum(0)[s]) if a is None else a
-            obs, r, terminated, truncated, _ = env.step(a + 1)
-            s2, q = obs - 3, Q[0]
-            worth = max(q[s2])
-            if args.algorithm == "sarsa":
-                a2 = draw(q[s2])
-                worth = q[s2, a2]
-            elif args.algorithm == "expected-sarsa":
-                worth = sum((epsilon / 3 + (1 - epsilon) * (a == np.argmax(q[s2]))) * q[s2, a] for a in range(3))
-            elif args.algorithm == "double-q":
-                q, other = Q if rng.random() < 0.5 else Q[::-1]
-                worth = other[s2, np.argmax(q[s2])]
-            error = r + (0 if terminated else 0.8 * worth) - q[s, a]
-            q[s, a] += 0.3 * (left if args.anneal_lr else 1) * error
-            step, total, over = step + 1, total + r, terminated or truncated
-            a = a2 if args.algorithm == "sarsa" else None
-            errors.append(abs(error))
-        episodes.append((step, total, step - first))
-    return Q, errors, episodes
+    """What the slow version gives, with the script as it is: `script` may have a mistake."""
+    return reference.train(qlearning.Args(**COMMON | TRAININGS[number]), World)
 
 
 @catches(
@@ -323,8 +289,8 @@ def slow_training(number):
     "play_episode, epsilon of the step before: = schedules(args, run.step, -> = schedules(args, run.step - 1,",
 )
 def test_training(script):
-    """300 steps: every entry of the tables, every TD error and return is that of the slow version above. The numbers
-    of the table remain Python's: a checkpoint would not keep np.float32."""
+    """300 steps: every entry of the tables, every TD error and return is that of tests/reference/qlearning.py. The
+    numbers of the table remain Python's: a checkpoint would not keep np.float32."""
     for number, options in enumerate(TRAININGS):
         tables, errors, episodes = slow_training(number)
         run = rehearse(script, World, **COMMON | options)

@@ -4,7 +4,6 @@ Each test must also fail for each of the mistakes that stand above it in `catche
 and ppo.py is the same text there (test_shared_code.py), and has its tests in test_dqn.py, test_ppo.py and test_run.py.
 """
 
-import math
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,6 +14,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reference import rainbow as reference
 from run_folder import command, content, kill_and_resume
 from tools import Chance, Probe, Walk, catches, close, fails, flat, rehearse, vector_env
 
@@ -385,30 +385,6 @@ def test_sampling(script):
 # ---------------------------------------------------------- network and training, against slow and obvious versions
 
 
-def slow_stream(modules, x):
-    """Linear layers with ReLU between them, noisy or not, for one input x."""
-    for module in modules:
-        if not isinstance(module, torch.nn.Linear):
-            x = x.clamp(min=0)
-            continue
-        weight, bias = module.weight, module.bias
-        if hasattr(module, "sigma_weight") and module.training:
-            weight = weight + module.sigma_weight * module.output_noise[:, None] * module.input_noise
-            bias = bias + module.sigma_bias * module.output_noise
-        x = weight @ x + bias
-    return x
-
-
-def slow_outputs(agent, obs, actions, atoms):
-    """Outputs (actions, atoms) for one observation, one action after the other."""
-    x = slow_stream(agent.body, torch.as_tensor(obs))
-    advantages = slow_stream(agent.advantage, x).view(actions, atoms)
-    if agent.value is None:
-        return advantages
-    value = slow_stream(agent.value, x)
-    return torch.stack([value + advantage - sum(advantages) / actions for advantage in advantages])
-
-
 @catches(
     "RainbowNetwork.log_probs, softmax over actions: log_softmax(2) -> log_softmax(1)",
     "RainbowNetwork.act, noise in evaluations: noisy_layer.remove_noise() -> pass",
@@ -446,7 +422,7 @@ def test_network(script):
         for evaluating in (False, True):
             if evaluating:
                 agent.act(obs)  # removes the noise
-            expected = [slow_outputs(agent, x, 4, 6 if distributional else 1) for x in seen]
+            expected = [reference.outputs(agent, x, 4, 6 if distributional else 1) for x in seen]
             close(agent.outputs(torch.tensor(obs)), torch.stack(expected), atol=1e-4)
             if distributional:
                 q = torch.stack([(x.softmax(1) * torch.arange(-2.0, 4)).sum(1) for x in expected])
@@ -469,69 +445,6 @@ SHORT |= {"target_network_frequency": 5, "tau": 0.4, "total_timesteps": 36, "lea
 SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
 
 
-def slow_loss(script, agent, target, transition, args):
-    """(loss, error) of one transition, by the book; the loss has a gradient. `project` has its own test."""
-    obs, (action,), reward, next_obs, terminated, discount = transition
-    with torch.no_grad():
-        best = (agent if args.double else target)(next_obs[None])[0].argmax()
-        y = reward + discount * ~terminated * target(next_obs[None])[0, best]
-        probs = target.outputs(next_obs[None])[0, best].softmax(0)[None]
-    if not args.distributional:
-        error = abs(y - agent(obs[None])[0, action])
-        return error**2, error.item()
-    wanted = script.project(reward[None], terminated[None], discount, probs, agent.support)[0].tolist()
-    predicted = agent.outputs(obs[None])[0, action].softmax(0)
-    loss = sum(m * (math.log(m) - p.log()) for m, p in zip(wanted, predicted) if m > 0)
-    return loss, loss.item()
-
-
-def slow_training(script, args, agent, target):
-    """What `train` does in two environments, one transition at a time; priorities are a list. Returns them.
-
-    Windows come from a buffer without priorities, which has its own test.
-    """
-    optimizer = torch.optim.Adam(agent.parameters(), lr=0.02, eps=1e-5)
-    envs = vector_env([lambda n=n: Walk(PLANS[n], n) for n in range(2)], 2)
-    rng = np.random.default_rng([args.seed, 0])
-    obs, _ = envs.reset(seed=int(rng.integers(2**31)))
-    rng.integers(2**31)  # torch's seed
-    ring = script.NStepBuffer(20, VECTOR, TWO, "cpu", 2, args.n_step if args.multi_step else 1, 0.8)
-    priorities, highest, step, reset = np.zeros(20), 1.0, 0, np.zeros(2, bool)
-    while step < args.total_timesteps:
-        epsilon = 0 if args.noisy else max(0.05, 1 - 0.95 * step / 18)
-        beta = 0.3 + 0.7 * step / 36
-        agent.draw_noise(rng)
-        at_random, any_actions = rng.random(2) < epsilon, rng.integers(2, size=2)
-        actions = np.where(at_random, any_actions, agent(torch.tensor(obs)).argmax(1))
-        next_obs, rewards, terminated, truncated, _ = envs.step(actions)
-        priorities[ring.add(obs, actions[:, None], rewards, next_obs, terminated, truncated, reset)] = highest
-        before, step = step, step + sum(~reset)
-        obs, reset = next_obs, terminated | truncated
-        for now in range(before + 1, step + 1):
-            for _ in range(2 if now >= 11 and now % 3 == 0 and ring.size >= 6 else 0):
-                if args.prioritized:
-                    parts = (np.arange(6) + rng.random(6)) / 6
-                    slots = np.searchsorted(priorities.cumsum(), parts * priorities.sum(), side="right")
-                    weights = (ring.size * priorities[slots] / priorities.sum()) ** -beta
-                else:
-                    slots, weights = rng.integers(ring.size, size=6), np.ones(6)
-                agent.draw_noise(rng)
-                target.draw_noise(rng)
-                losses, errors = zip(*[slow_loss(script, agent, target, row, args) for row in zip(*ring.get(slots))])
-                optimizer.zero_grad()
-                (sum(w * loss for w, loss in zip(weights / weights.max(), losses)) / 6).backward()
-                torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
-                priorities[slots] = (np.array(errors) + 1e-6) ** 0.7
-                highest = max(highest, priorities[slots].max())
-            if now >= 11 and now % 3 == 0 and ring.size >= 6:
-                optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 36)
-            if now % 5 == 0:
-                for p, q in zip(target.parameters(), agent.parameters()):
-                    p.data = 0.6 * p.data + 0.4 * q.data
-    return priorities
-
-
 @catches(
     "train, learns with the noise it has acted with: agent.draw_noise(rng) -> pass",
     "train, observations overwritten: obs.copy() -> obs",
@@ -541,7 +454,7 @@ def slow_training(script, args, agent, target):
     "train, reset rows stored: truncated, dones) -> truncated, dones & False)",
 )
 def test_training(script):
-    """36 steps of two environments: every weight and priority is that of the slow version above, with all six
+    """36 steps of two environments: every weight and priority is that of tests/reference/rainbow.py, with all six
     improvements and with some of them. So everything in the loop happens in its order, at its step.
     """
     for off in ([], ["noisy", "distributional"], ["prioritized", "multi_step", "dueling"]):
@@ -561,7 +474,7 @@ def test_training(script):
         with mock.patch.object(script, "make_agent", make_three), reuse_arrays:
             run = rehearse(script, **given)
         _, agent, target = networks
-        priorities = slow_training(script, run.args, agent, target)
+        priorities = reference.train(script, run.args, agent, target, vector_env(walks, 2))
         close(flat(run.agent), flat(agent), atol=2e-4)
         close(flat(run.parts["target"]), flat(target), atol=2e-4)
         assert all(p.grad is None for p in run.parts["target"].parameters())
@@ -622,7 +535,7 @@ RUN += "--gradient-steps 1 --total-timesteps 200 --checkpoint-every 40 --eval-ev
 @catches('train, target network not saved: "target": target, -> ')
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, without noise, and changes nothing."""
-    kill_and_resume(script, RUN, 17, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 23, monkeypatch, tmp_path)
     before, agent = content(script), script.load("run")
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
     mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)

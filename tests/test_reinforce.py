@@ -193,7 +193,7 @@ RUN = "--num-envs 2 --hidden-sizes 8 --total-timesteps 150 --checkpoint-every 60
 @catches("train, the optimizer is not saved: agent=agent, optimizer=optimizer -> agent=agent, other=agent")
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch):
     """Actions are drawn by torch's generator, which is seeded with each checkpoint."""
-    kill_and_resume(script, RUN, 4, monkeypatch, tmp_path)
+    kill_and_resume(script, RUN, 6, monkeypatch, tmp_path)
     before = content(script)
     assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
 

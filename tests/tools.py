@@ -1,5 +1,6 @@
 """What the tests of all scripts use: comparison, mistakes, small environments, training without a folder."""
 
+import ast
 import copy
 import inspect
 import warnings
@@ -16,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
 
 
 def close(actual, expected, atol=1e-5):
@@ -51,15 +51,29 @@ def catches(*mistakes):
 source_of = cache(inspect.getsource)  # slow for a class, and mistakes stand in few of them
 
 
+@cache
+def pieces(script):
+    """The script's text, cut where its functions, classes and other statements begin; and each piece compiled."""
+    lines = Path(script.__file__).read_text(encoding="utf-8").splitlines(keepends=True)
+    nodes = ast.parse("".join(lines)).body
+    first_line = lambda node: min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+    starts = [first_line(node) - 1 for node in nodes]
+    texts = ["".join(lines[first:last]) for first, last in zip(starts, [*starts[1:], None])]
+    return texts, [compile(text, script.__file__, "exec") for text in texts]
+
+
 def with_mistake(script, mistake):
     """The script as another module, in whose function, class or method `where` the old text has become the new one."""
     name, change = mistake.split(": ", 1)
     where, (old, new) = name.split(", ")[0], change.split(" -> ")
-    part, source = source_of(attrgetter(where)(script)), Path(script.__file__).read_text(encoding="utf-8")
-    assert source.count(part) == 1 and part.count(old) == 1, f"{old!r} stands {part.count(old)} times in {where}"
+    part, (texts, codes) = source_of(attrgetter(where)(script)), pieces(script)
+    assert part.count(old) == 1, f"{old!r} stands {part.count(old)} times in {where}"
+    (place,) = [i for i, text in enumerate(texts) if part in text]
+    wrong = compile(texts[place].replace(part, part.replace(old, new)), mistake, "exec")
     module = ModuleType(script.__name__)
     module.__file__ = script.__file__
-    exec(compile(source.replace(part, part.replace(old, new)), mistake, "exec"), vars(module))
+    for code in [*codes[:place], wrong, *codes[place + 1 :]]:
+        exec(code, vars(module))
     return module
 
 
@@ -200,42 +214,6 @@ def watched(script, loss="ppo_loss", buffer="RolloutBuffer"):
         yield calls
 
 
-# ---------------------------------------------------------------------------- of test_ppo.py and test_ppod.py both
-
-
-def distributions(agent, output):
-    """One of torch's distributions for each column of the actions, by what the actor gives."""
-    if agent.continuous:
-        return [torch.distributions.Normal(mean, std) for mean, std in zip(output.unbind(-1), agent.log_std.exp())]
-    return [torch.distributions.Categorical(logits=part) for part in output.split(agent.output_sizes, -1)]
-
-
-def log_prob(pi, actions):
-    """Log-probs of actions (…, D) under D distributions."""
-    return sum(d.log_prob(a) for d, a in zip(pi, actions.unbind(-1)))
-
-
-def textbook_loss(pi, values, batch, args, norm_adv, mu_log_probs, own):
-    """(loss, figures) of PPO written with torch's distributions; approx_kl is from mu, in rows that are the agent's."""
-    log_probs, advantages, eps = log_prob(pi, batch.actions), batch.advantages, args.clip_coef
-    ratios, mu_ratios = (log_probs - batch.old_log_probs).exp(), (log_probs - mu_log_probs).exp()[own]
-    if norm_adv:
-        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-    advantages = getattr(batch, "rho", 1) * advantages
-    near = torch.where(advantages > 0, ratios.clamp(max=1 + eps), ratios.clamp(min=1 - eps))
-    errors = (values - batch.returns) ** 2
-    if args.clip_vloss:
-        moved = (values - batch.old_values).clamp(-args.clip_vloss_coef, args.clip_vloss_coef)
-        errors = torch.maximum(errors, (batch.old_values + moved - batch.returns) ** 2)
-    figures = {"policy_loss": -(near * advantages).mean(), "value_loss": errors.mean() / 2}
-    figures["entropy"] = sum(d.entropy() for d in pi).mean()
-    figures["approx_kl"] = (mu_ratios - 1 - mu_ratios.log()).sum() / max(1, len(mu_ratios))
-    far = (ratios > 1 + eps) | (ratios < 1 - eps)
-    figures["clip_fraction"] = far[own].sum() / max(1, len(mu_ratios))
-    loss = figures["policy_loss"] - args.ent_coef * figures["entropy"] + args.vf_coef * figures["value_loss"]
-    return loss, {"loss": loss} | figures
-
-
 # -------------------------------------------------------------------------- of test_ddpg_td3.py and test_sac.py both
 
 ONE = spaces.Box(-1, 1, (1,))
@@ -369,79 +347,3 @@ def rehearse_drift(script, **settings):
     reusing = lambda makers, num_envs: gym.vector.SyncVectorEnv(makers * num_envs, copy=False)
     with mock.patch.dict(globals(), vector_env=reusing):
         return rehearse(script, Drift, **settings)
-
-
-def net(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them."""
-    sizes = [inputs, *hidden_sizes]
-    hidden = [part for pair in zip(sizes, sizes[1:]) for part in (nn.Linear(*pair), nn.ReLU())]
-    return nn.Sequential(*hidden, nn.Linear(sizes[-1], outputs))
-
-
-def play_slowly(args, act, update):
-    """What `train` does in Drift but for acting and learning, with a plain list of all that was played.
-
-    act(obs, noise) gives actions (N, 2) in [-1, 1]; update(number, rng, batch, left) learns from a batch: obs, actions,
-    rewards, next obs, terminated; `left` is the share of the steps that is left. Returns the returns of all episodes.
-    """
-    memory, seen, discounted, returns, step, checkpoint, updates = [], [], [], [], 0, 0, 0
-    N, low, high = args.num_envs, BOX.low, BOX.high
-
-    def observed(rows):
-        rows = np.array(rows, np.float64)
-        if args.normalize_obs and seen:
-            rows = ((rows - np.mean(seen, 0)) / np.sqrt(np.var(seen, 0) + 1e-8)).clip(-10, 10)
-        return torch.tensor(rows, dtype=torch.float32)
-
-    while step < args.total_timesteps:
-        if step == checkpoint:
-            envs, rng = vector_env([Drift], N), np.random.default_rng([args.seed, step])
-            obs, _ = envs.reset(seed=int(rng.integers(2**31)))
-            rng.integers(2**31)  # torch's seed
-            reset, ended, noise, totals, G = [False] * N, [False] * N, np.zeros((N, 2)), [0] * N, [0] * N
-        drawn = args.exploration_noise * rng.standard_normal((N, 2))
-        for n in range(N):
-            left = 0.85 * noise[n] if args.noise == "ou" else 0
-            noise[n] = 0 if reset[n] else drawn[n] + left
-        actions = act(observed(obs), noise)
-        if step < args.learning_starts:
-            actions = rng.uniform(-1, 1, (N, 2))
-        played = (low + (actions + 1) / 2 * (high - low)).astype(np.float32)
-        next_obs, rewards, terminated, truncated, _ = envs.step(played)
-        first = step
-        for n in np.flatnonzero(np.logical_not(reset)):
-            memory.append((obs[n], actions[n], rewards[n], next_obs[n], terminated[n]))
-            seen.append(obs[n])
-            step += 1
-            totals[n] += rewards[n]
-            G[n] = rewards[n] + args.gamma * G[n]
-            discounted.append(G[n])
-            if terminated[n] or truncated[n]:
-                returns.append(totals[n])
-                totals[n], G[n], ended[n] = 0, 0, True
-        obs, reset = next_obs, terminated | truncated
-        learning = [t for t in range(first + 1, step + 1) if t > max(args.learning_starts, 4)]
-        rounds = [t for t in learning if t % args.train_frequency == 0]
-        for _ in range(len(rounds) * args.gradient_steps):
-            updates += 1
-            slots = rng.integers(min(len(memory), 20), size=4)  # slot s of the ring: the newest of s, s + 20, …
-            o, a, r, next_o, over = zip(*[memory[max(range(slot, len(memory), 20))] for slot in slots])
-            if args.normalize_reward:
-                r = (np.array(r) / np.sqrt(np.var(discounted) + 1e-8)).clip(-10, 10)
-            batch = observed(o), torch.tensor(np.array(a, np.float32)), r, observed(next_o), over
-            update(updates, rng, batch, max(0, 1 - step / args.total_timesteps) if args.anneal_lr else 1)
-        if step // 20 > checkpoint // 20 and all(ended):
-            checkpoint = step
-    return returns
-
-
-def descend(adam, loss, next_rate, max_norm=None):
-    """One step of an optimiser down the gradient of a loss; the next step has this learning rate."""
-    adam.zero_grad()
-    loss.backward()
-    gradients = [p.grad for group in adam.param_groups for p in group["params"]]
-    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
-    for gradient in gradients if max_norm else ():
-        gradient *= min(1, max_norm / norm)
-    adam.step()
-    adam.param_groups[0]["lr"] = next_rate
