@@ -636,6 +636,54 @@ def lines_of_body(script, name):
     return [line.split("  #")[0] for line in lines[first:last]]
 
 
+LATER = [  # (what is handed out, functions of later weeks that stand in the same scripts)
+    (["bandit", "epsilon-greedy"], "qlearning.py", ["play_episode", "expected_sarsa_target", "double_q_target"]),
+    (["returns", "gae"], "ppo.py", ["policy_loss", "value_loss", "compute_vtrace"]),
+    (["week", "3"], "qlearning.py", ["play_episode", "expected_sarsa_target", "double_q_target"]),
+]
+
+
+@pytest.mark.parametrize("names, file, later", LATER)
+def test_a_handout_gives_no_other_week_away(names, file, later, tmp_path, monkeypatch):
+    """No line of these functions can be read, yet the scripts run; a week has its sheet with what it needs."""
+    run(release, monkeypatch, tmp_path, *names, "--out", "out")
+    texts = {str(path.relative_to(tmp_path)): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.*")}
+    secrets = [line.strip() for name in later for line in lines_of_body(file, name)]
+    secrets = [line for line in secrets if len(line) > 35 and copies.source_of(file).count(line) == 1]
+    assert secrets and [line for line in secrets if any(line in text for text in texts.values())] == []
+    folder = tmp_path / "out" / ("sheet" if names[0] == "week" else "")
+    if names[0] == "week":
+        assert {path.name for path in folder.iterdir()} == {"README.md", "compare.py", "qlearning.py"}
+        assert {"prediction.py", "check.py"} <= {path.name for path in folder.parent.iterdir()}
+    original = mechanism.original(file)
+    try:
+        module = mechanism.load(folder / file)
+        if file == "ppo.py":
+            import torch
+
+            ratio, advantage = torch.tensor([0.5, -0.5]), torch.tensor([1.0, 2.0])
+            assert module.policy_loss(ratio, advantage, 0.2) == original.policy_loss(ratio, advantage, 0.2)
+        else:
+            assert module.double_q_target(1.0, 0.5, [3.0, 7.0], [9.0, 4.0]) == 3.0
+    finally:
+        sys.modules[original.__name__] = original
+
+
+@pytest.mark.slow
+def test_the_script_of_a_sheet_trains(tmp_path, monkeypatch):
+    """With what this week asks for packed, a run gives what the script's own run gives."""
+    rows = []
+    release.release_week(3, tmp_path / "out")
+    for script in (tmp_path / "out/sheet/qlearning.py", ROOT / "qlearning.py"):
+        flags = "--algorithm sarsa --total-timesteps 2000 --eval-episodes 2 --no-progress --run-dir".split()
+        folder = tmp_path / script.parent.name
+        subprocess.run([sys.executable, script, *flags, folder], check=True, capture_output=True)
+        table = (folder / "metrics.csv").read_text().splitlines()
+        keep = [i for i, name in enumerate(table[0].split(",")) if name not in ("seconds", "sps")]
+        rows.append([[line.split(",")[i] for i in keep] for line in table])
+    assert rows[0] == rows[1]
+
+
 @pytest.mark.slow
 def test_a_handout_stands_alone(tmp_path):
     """Away from the repository its checks fail on what was handed out, name a mistake, and pass what was solved."""
