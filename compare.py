@@ -12,6 +12,7 @@ A folder that holds no run is left out, with a line that says so.
     python compare.py runs/A runs/B runs/C --table            # and print final means with 95 % intervals
     python compare.py runs/* --returns training --x seconds   # returns while training, against time
     python compare.py runs/* --tensorboard events             # and write all figures for TensorBoard
+    python compare.py runs/A --tensorboard events --follow    # and go on doing so while the run goes on
 """
 
 import csv
@@ -19,6 +20,7 @@ import json
 import os
 import sys
 import textwrap
+import time
 from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +41,11 @@ class Args:
     labels: tuple[str, ...] = ()  # names for the legends, one for each setting, in the order in which they stand there
     table: bool = False  # also print the final mean of each setting, with its 95 % confidence interval
     tensorboard: str | None = None  # also write all figures of the runs as TensorBoard events, into this new folder
+    follow: bool = False  # with --tensorboard: write what is new every ten seconds, until the runs end or Ctrl-C
 
 
 IGNORED = "run_dir resume evaluate model render config progress capture_video".split()  # make no other setting
+FOLLOW_EVERY = 10  # seconds
 ONLY_SPEED = "device async_envs".split()  # nor do these, unless seconds are drawn
 # 97.5 % quantiles of Student's t for 2 to 16 seeds; the last one serves for more, and is at most 9 % too large.
 T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
@@ -233,8 +237,11 @@ def print_table(panels, labels, args):
             print(f"{np.mean(finals):>10.5g}  {interval:^24}  {min(finals):>10.5g}  {at:^24}  {label}")
 
 
-def write_events(runs, folder):
-    """Write every figure of the runs as TensorBoard events, into a folder for each run. UserError if that fails."""
+def write_events(runs, folder, follow=False):
+    """Write every figure of the runs as TensorBoard events, into a folder for each run. UserError if that fails.
+
+    With `follow` what is new is written again and again, until each run has its summary.json, or until Ctrl-C.
+    """
     try:
         from tensorboard.summary import Writer
     except ImportError:
@@ -243,20 +250,41 @@ def write_events(runs, folder):
         raise UserError(f"{folder} exists already: choose a new folder, so that no figure counts twice")
     paths = [Path(run.folder).absolute() for run in runs]
     common = os.path.commonpath([path.parent for path in paths])
-    for path in paths:
-        writer = Writer(str(Path(folder, path.relative_to(common))))
-        for table in ("metrics", "evaluations"):
-            if not Path(path, f"{table}.csv").exists():  # a run that was stopped before its first evaluation
-                continue
-            for row in csv.DictReader(read_text(path, f"{table}.csv").splitlines()):
-                step = round(float(row.pop("step")))
-                for column, value in row.items():
-                    writer.add_scalar(f"{table}/{column}", float(value), step)
+    writers = {path: Writer(str(Path(folder, path.relative_to(common)))) for path in paths}
+    written = {}  # the last step of each file
+    try:
+        while True:
+            running = [path for path in paths if not Path(path, "summary.json").exists()]
+            for path, writer in writers.items():
+                for table in ("metrics", "evaluations"):
+                    written[path, table] = write_rows(path, table, writer, written.get((path, table), -1))
+                writer.flush()
+            if not (follow and running):
+                break
+            time.sleep(FOLLOW_EVERY)
+    except KeyboardInterrupt:
+        print("stopped; what there is by now is written")
+    for writer in writers.values():
         writer.close()
+
+
+def write_rows(path, table, writer, after):
+    """Write the rows of a CSV file whose step is larger than `after`. Returns the last step."""
+    if not Path(path, f"{table}.csv").exists():  # a run that was stopped before its first evaluation
+        return after
+    for row in csv.DictReader(read_text(path, f"{table}.csv").splitlines()):
+        step = round(float(row.pop("step")))
+        if step > after:
+            for column, value in row.items():
+                writer.add_scalar(f"{table}/{column}", float(value), step)
+            after = step
+    return after
 
 
 def compare(args):
     """Draw the picture and print what there is to say. UserError on bad input, before anything is written."""
+    if args.follow and not args.tensorboard:
+        raise UserError("--follow goes with --tensorboard FOLDER")
     if not args.run_dirs or Path(args.out).suffix != ".png":
         raise UserError("give at least one run folder, and an --out that ends in .png")
     runs = read_runs(args)
@@ -264,7 +292,10 @@ def compare(args):
     labels = label_panels(panels, args.labels)
     figure = draw(panels, labels, args)
     if args.tensorboard:
-        write_events(runs, args.tensorboard)
+        write_events(runs, args.tensorboard, args.follow)
+    if args.follow:  # the runs have gone on
+        panels = group_runs(read_runs(args))
+        figure = draw(panels, labels, args)
     try:
         figure.savefig(args.out, dpi=120)
     except OSError as error:

@@ -7,16 +7,18 @@ from unittest import mock
 
 from inputs import lists, normal, pick, share, together, uniform, whole
 from mechanism import exercise
+from pictures import Table, drawn, parts
 
 UCB = {"values": normal("A", 0.3), "counts": whole(0, 4, "A"), "t": whole(2, 9), "c": uniform(0.2, 3)}
 RANDOM_REWARD = {"reward": normal(), "baseline": normal(), "alpha": share}
 exercise(
     "bandit",
-    course="week 1, 40 minutes: bandits: action values, UCB, gradient bandit",
+    course="week 1, 40 minutes, easy: bandits: action values, UCB, gradient bandit",
     cut="exercises/scripts/bandits.py: new_value, ucb_action, new_preferences",
-    task="write one step of three things: the incremental estimate of a value, with step 1/count or a constant one; "
-    "the choice by upper confidence bounds; and the update of a gradient bandit. Values, counts and preferences are "
-    "lists, one entry for each arm; softmax(preferences) is at hand. Return numbers, or a new list.",
+    task="Values, counts and preferences are lists, one entry for each arm. Return numbers, or a new list. | "
+    "new_value: write the incremental estimate of a value, with step 1/count or a constant one. | ucb_action: "
+    "write the choice by upper confidence bounds. | new_preferences: write the update of a gradient bandit; "
+    "softmax(preferences) is at hand.",
     cases={
         "the third reward of an arm is 6 | eq. 2.3: new = old + step x (target - old)": lists(
             "new_value", value=3.0, reward=6.0, count=3
@@ -58,6 +60,24 @@ WORLD = {
 LINE = {0: {0: [(1.0, 1, 0.0, False)]}, 1: {0: [(1.0, 2, 8.0, True)]}, 2: {0: [(1.0, 2, 0.0, True)]}}
 TIES = {0: {0: [(1.0, 0, 1.0, True)], 1: [(1.0, 0, 2.0, True)], 2: [(1.0, 0, 2.0, True)]}}
 ALMOST = {0: TIES[0] | {1: [(1.0, 0, 2.0 + 1e-10, True)]}}
+
+
+def cliff_grid(rows=3, columns=4):
+    """The rules of a small CliffWalking: a step costs 1, a fall 10 and ends the episode, as the goal does."""
+    rules = {}
+    for state in range(rows * columns):
+        row, column = divmod(state, columns)
+        rules[state] = {}
+        for action, (down, right) in enumerate([(-1, 0), (0, 1), (1, 0), (0, -1)]):
+            at = min(max(row + down, 0), rows - 1), min(max(column + right, 0), columns - 1)
+            bottom = at[0] == rows - 1 and at[1] > 0
+            falls = bottom and at[1] < columns - 1
+            rules[state][action] = [(1.0, at[0] * columns + at[1], -10.0 if falls else -1.0, bottom)]
+    return rules
+
+
+CLIFF_GRID = cliff_grid()
+GRID = "a grid of 3 x 4: steps cost 1, the cliff in the bottom row 10, and the goal is its right end"
 OUTCOMES = [(0.5, 0, 4.0, False), (0.25, 1, 2.0, True), (0.25, 2, 0.0, False)]
 PLAN_MISTAKES = {
     "stopping after one sweep": "if change < theta -> if True",
@@ -83,15 +103,20 @@ def world(draw):
 
 exercise(
     "policy-iteration",
-    course="week 2, 40 minutes: dynamic programming: evaluate a policy, improve it",
+    course="week 2, 40 minutes, medium: dynamic programming: evaluate a policy, improve it",
     cut="exercises/scripts/planning.py: evaluate_policy, improve_policy, policy_iteration",
-    task="write the two halves of policy iteration, and their turns. P[s][a] is a list of tuples (probability, next "
-    "state, reward, terminated); action_value(P[s][a], values, gamma) says what it is worth. Policies are lists with "
-    "the action of each state. Sweep until no value changes by theta or more in a sweep. Mind ties: an action is kept "
-    "unless another one is better by more than 1e-8.",
+    task="write the two halves of policy iteration, and their turns. P[s][a] is a list of tuples (probability, "
+    "next state, reward, terminated). Policies are lists with the action of each state. | evaluate_policy: "
+    "action_value(P[s][a], values, gamma) says what an action is worth. Sweep until no value changes by theta "
+    "or more in a sweep. | improve_policy: return a new policy. Mind ties: an action is kept unless another "
+    "one is better by more than 1e-8. | policy_iteration: evaluate and improve in turns, until nothing is "
+    "left to improve.",
     cases={
         "two states and their policy | eq. 4.5 with a policy that is sure of its action": lists(
             "evaluate_policy", P=WORLD, policy=[1, 0], gamma=0.5
+        ),
+        f"{GRID}; always to the right | which action the policy takes": drawn(
+            Table(columns=4), lists("evaluate_policy", P=CLIFF_GRID, policy=[1] * 12, gamma=0.5)
         ),
         "three states in a line | which change is compared with theta": lists(
             "evaluate_policy", P=LINE, policy=[0, 0, 0], gamma=0.5
@@ -124,11 +149,12 @@ exercise(
 
 exercise(
     "value-iteration",
-    course="week 2, 35 minutes: dynamic programming: value iteration",
+    course="week 2, 35 minutes, easy: dynamic programming: value iteration",
     cut="exercises/scripts/planning.py: action_value, value_iteration",
-    task="write what an action is worth by the table of the world's rules, and value iteration with it. `outcomes` is "
-    "P[s][a], a list of tuples (probability, next state, reward, terminated); P[s] is a dict with the actions of s. "
-    "States are numbered from 0. Whether a sweep works in one list or in two is up to you.",
+    task="States are numbered from 0. P[s] is a dict with the actions of s. | action_value: write what an action "
+    "is worth by the table of the world's rules. `outcomes` is P[s][a], a list of tuples (probability, next "
+    "state, reward, terminated). | value_iteration: write value iteration with it. Whether a sweep works in "
+    "one list or in two is up to you.",
     cases={
         "an action | the sum over outcomes, and what terminated does to one of them": lists(
             "action_value", outcomes=OUTCOMES, values=[2.0, 100.0, 8.0], gamma=0.5
@@ -137,6 +163,9 @@ exercise(
             "value_iteration", P=LINE, gamma=0.5
         ),
         "two states | what a sweep makes of several actions": lists("value_iteration", P=WORLD, gamma=0.5),
+        f"{GRID} | the maximum over actions, beside the cliff and far from it": drawn(
+            Table(columns=4), lists("value_iteration", P=CLIFF_GRID, gamma=0.5)
+        ),
     },
     random=together(
         lists("action_value", outcomes=lambda draw: world(draw)[0][0], values=normal("S"), gamma=share),
@@ -174,12 +203,12 @@ RANDOM_TD = {"values": normal("4"), "episode": episode, "alpha": share, "gamma":
 AS_END = "in episode: -> in [*episode[:-1], (*episode[-1][:3], True)]:"
 exercise(
     "td-prediction",
-    course="week 3, 35 minutes: TD(0) and TD(lambda)",
+    course="week 3, 35 minutes, medium: TD(0) and TD(lambda)",
     cut="exercises/scripts/prediction.py: td_zero, td_lambda",
-    task="write TD(0), and TD(lambda) with accumulating traces. An episode is a list of tuples (state, reward, next "
-    "state, terminated). Learn from its steps in their order, each from the values that the steps before have left, "
-    "and return a new list: `values` itself stays. An episode can be cut off: its last step has then not terminated, "
-    "and the value of its next state counts.",
+    task="an episode is a list of tuples (state, reward, next state, terminated). Learn from its steps in their "
+    "order, each from the values that the steps before have left. Return a new list: `values` itself stays. "
+    "An episode can be cut off: its last step has then not terminated, and the value of its next state "
+    "counts. | td_zero: write TD(0). | td_lambda: write TD(lambda), with accumulating traces.",
     cases={
         "the last step ends | eq. 6.2, and what follows the last step": lists(
             "td_zero", **TWO_STATES, episode=THREE_STEPS
@@ -231,7 +260,7 @@ def random_choices(m, rng):
 
 exercise(
     "epsilon-greedy",
-    course="week 1, 15 minutes: explore, or take the best action",
+    course="week 1, 15 minutes, easy: explore, or take the best action",
     cut="qlearning.py: epsilon_greedy",
     task="return a random action with probability epsilon, and else one with the highest value. `values` is a list of "
     "numbers, `rng` a random.Random: rng.random() is in [0, 1), rng.randrange(n) one of 0 … n - 1, rng.choice(list) "
@@ -272,11 +301,12 @@ TIED_STEP = {"reward": normal(), "discount": share, "next_values": whole(0, 4, "
 NORMAL_STEP = {"reward": normal(), "discount": share, "next_values": normal("A")}
 exercise(
     "td-targets",
-    course="week 3, 30 minutes: Sarsa, expected Sarsa, double Q-learning",
+    course="week 3, 30 minutes, easy: Sarsa, expected Sarsa, double Q-learning",
     cut="qlearning.py: sarsa_target, expected_sarsa_target, double_q_target",
-    task="write the three targets that differ from Q-learning's in one term only. `next_values` and "
-    "`other_next_values` are lists; `discount` is gamma, or 0 where the episode terminated. The policy pi of expected "
-    "Sarsa is epsilon-greedy: with probability epsilon any action, also the best one.",
+    task="write the three targets that differ from Q-learning's in one term only. `next_values` is a list. "
+    "`discount` is gamma, or 0 where the episode terminated. | sarsa_target: the next action is known. | "
+    "expected_sarsa_target: the policy pi is epsilon-greedy: with probability epsilon any action, also the "
+    "best one. | double_q_target: one table chooses, `other_next_values`, a list, judges.",
     cases={
         "Sarsa | eq. 6.7": lists("sarsa_target", **TD_STEP, next_action=2),
         "expected Sarsa | the probability of the best action: 1 - epsilon + epsilon / n": lists(
@@ -310,9 +340,9 @@ exercise(
 
 
 def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
-    """Two episodes of Chain by play_episode: (the table, steps, sums of the TD errors that were logged, what it gave
-    for each episode, the epsilons with which actions were chosen). The environment knows nothing of the limit: that is
-    play_episode's own affair. State 3, the last one, is never learnt.
+    """Two episodes of Chain by play_episode: (steps, what it gave for each episode, the epsilons with which actions
+    were chosen, the table, the sum of the TD errors that were logged). The environment knows nothing of the limit:
+    that is play_episode's own affair. State 3, the last one, is never learnt.
     """
 
     def call(m):
@@ -334,9 +364,16 @@ def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
             for _ in range(2):
                 episodes.append(m.play_episode(agent=agent, env=env, run=run, rng=rng, args=args))
                 run.num_episodes += 1
-        return [row[0] for row in agent.tables[0]], run.step, sum(errors), episodes, epsilons
+        return run.step, episodes, epsilons, [row[0] for row in agent.tables[0]], sum(errors)
 
-    return call
+    return parts(
+        call,
+        steps="where run.step is counted: once in each step",
+        return_and_length_of_each="what is summed up, where the loop ends, and what is returned",
+        epsilons="where schedules is called: it depends on run.step",
+        Q="the line that changes the table: is `state` the one that the action was chosen in, and the discount right?",
+        TD_errors="the call of run.log",
+    )
 
 
 def random_chain(m, rng):
@@ -349,22 +386,23 @@ def random_chain(m, rng):
 CHAIN = "two episodes of three steps that pay 1, 2, 3; gamma and learning rate 0.5"
 exercise(
     "q-learning",
-    course="week 3, 60 minutes: the Q-learning update, and the loop around it",
+    course="week 3, 60 minutes, medium: the Q-learning update, and the loop around it",
     cut="qlearning.py: q_learning_target, play_episode",
-    task="write the target R + gamma max Q, and play one episode with it. `next_values` is a list; `discount` is "
-    "gamma, or 0 where the episode terminated. play_episode begins with obs, _ = env.reset(), goes on while neither "
-    "terminated nor truncated, but at most args.max_episode_steps or 27_000 steps, and in each step: take epsilon and "
-    "the learning rate from schedules(args, run.step, run.num_episodes); choose with "
-    "epsilon_greedy(agent.values(state), epsilon, rng), where state = agent.state(obs, run); env.step takes action + "
-    "agent.first_action; count run.step; move agent.tables[0][state][action] by the learning rate times the TD error; "
-    "call run.log(td_error=…) with its absolute value. At the end return (sum of rewards, number of steps). "
-    "Only --algorithm q-learning is asked for.",
+    task="write the target, and play one episode with it. Only --algorithm q-learning is asked for. | "
+    "q_learning_target: write R + gamma max Q. `next_values` is a list. `discount` is gamma, or 0 where the "
+    "episode terminated. | play_episode: begin with obs, _ = env.reset(). Go on while neither terminated nor "
+    "truncated, but at most args.max_episode_steps or 27_000 steps. In each step take epsilon and the "
+    "learning rate from schedules(args, run.step, run.num_episodes). Choose with "
+    "epsilon_greedy(agent.values(state), epsilon, rng), where state = agent.state(obs, run). Give env.step "
+    "the action + agent.first_action. Count run.step. Move agent.tables[0][state][action] by the learning "
+    "rate times the TD error. Call run.log(td_error=…) with its absolute value. At the end return (sum of "
+    "rewards, number of steps).",
     cases={
         "the target | eq. 6.8 in the docstring at the top of the script": lists(
             "q_learning_target", reward=1.0, discount=0.5, next_values=[3.0, 7.0, 2.0]
         ),
-        f"{CHAIN}; they terminate. Q of the four states (the last one began at 4), steps, sum of logged |TD error|, "
-        "(return, length) of each, epsilons | the line with the discount, and the one that changes the table": (
+        f"{CHAIN}; they terminate. Steps, (return, length) of each, epsilons, Q of the four states (the last one began "
+        "at 4), sum of logged |TD error| | the line with the discount, and the one that changes the table": (
             chain_episodes("terminated")
         ),
         "the same, but the third step is truncated: state 3 is worth 4, only nobody plays on "
@@ -386,6 +424,9 @@ exercise(
         "treating truncation as termination: the clock was stopped, the future has not gone": "0.0 if terminated "
         "else -> 0.0 if terminated or truncated else",
         "playing on beyond the limit: some environments never end": "args.max_episode_steps or 27_000 -> 27_000",
+        "forgetting to count the step | the line after env.step: run.step += 1": "run.step += 1 -> pass",
+        "never computing the state anew, so that all is learnt about the first one "
+        "| the end of the loop: the next state becomes the state": "state = next_state\n -> \n",
         "taking epsilon and the learning rate once an episode: they change with each step": (
             "epsilon, learning_rate = schedules(args, run.step, run.num_episodes)\n -> \n",
             "    for _ in ->     epsilon, learning_rate = schedules(args, run.step, run.num_episodes)\n    for _ in",

@@ -34,7 +34,8 @@ from copies import is_begun
 from mechanism import HERE, HUNTS, ROOT, BadInput, Reference, find, hints, judge, plain, run_main
 
 NUMBERS = HERE / "numbers.json"  # of a handout, which has no originals
-LIMITS = {"answers": 240, "learn": 1200, "score": 240}  # seconds until a process is ended: many times what it takes
+# Seconds until a process is ended, many times what it takes: an answer, one that trains a network, runs, imports.
+LIMITS = {"answers": 10, "trains": 240, "learn": 1200, "score": 240, "load": 120}
 STARTING = 120  # seconds until Python itself must have begun
 MOST = 2**26  # bytes of prints, or of answers
 ENDED = "your code has ended its process"
@@ -53,7 +54,8 @@ def run_child(folder, script, **request):
         pipes = {"stdin": subprocess.DEVNULL, "stdout": answers, "stderr": printed}
         process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes)
         try:
-            end = attend(process, answers, printed, LIMITS[request["what"]])
+            trains = request["what"] == "answers" and not find(request["task"]).quick
+            end = attend(process, answers, printed, LIMITS["trains" if trains else request["what"]])
         finally:
             with contextlib.suppress(OSError):  # also what it has started itself, where there are process groups
                 os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
@@ -69,14 +71,19 @@ def run_child(folder, script, **request):
 
 
 def attend(process, answers, printed, limit):
-    """Wait for a process: how it was ended, in words. A dot every ten seconds says that it is still at work."""
-    deadline, told, begun = time.monotonic() + STARTING, time.monotonic(), False
+    """Wait for a process: how it was ended, in words. Each answer may take `limit` seconds.
+
+    A dot every ten seconds says that it is still at work.
+    """
+    allowed, told, size = STARTING, time.monotonic(), 0
+    deadline = time.monotonic() + allowed
     while process.poll() is None:
         time.sleep(0.02)
-        if not begun and os.fstat(answers.fileno()).st_size > 0:
-            deadline, begun = time.monotonic() + limit, True
+        if os.fstat(answers.fileno()).st_size > size:
+            allowed = LIMITS["load"] if size == 0 else limit  # the first line says that Python has begun
+            deadline, size = time.monotonic() + allowed, os.fstat(answers.fileno()).st_size
         if time.monotonic() > deadline:
-            return f"given up after {limit:g} seconds. Is there a loop that never ends?"
+            return f"given up after {allowed:g} seconds. Is there a loop that never ends?"
         if max(os.fstat(file.fileno()).st_size for file in (answers, printed)) > MOST:
             return "your code prints without an end"
         if time.monotonic() > told + 10:
@@ -91,8 +98,9 @@ new_folder = functools.partial(tempfile.TemporaryDirectory, prefix="check-", ign
 class Student:
     """A student's file, and what is done with it. It runs in other processes only."""
 
-    def __init__(self, task, path):
+    def __init__(self, task, path, draws=True):
         self.task, self.path, self.printed = task, Path(path), ""
+        self.draws = draws
         try:
             self.source = self.path.read_bytes()
         except OSError as error:
@@ -115,15 +123,19 @@ class Student:
         return [each for each in found if {"result", "error"} & each.keys()], end
 
     def answers(self):
-        """What the code gives for each case, dicts; where it ends its process, the next case has a new one."""
-        found, wanted = [], len(self.task.calls())
+        """What the code gives for each case, dicts. After one that does not end, or ends its process, comes a new one.
+
+        Random inputs are not reached after a case that was ended: it fails the first step.
+        """
+        found, cases = [], self.task.calls()
+        wanted, pencil = len(cases), sum(case.step == 1 for case in cases)
         while len(found) < wanted:
             with new_folder() as folder:
                 answers, end = self.ask(folder, what="answers", first=len(found))
             found += answers
             if len(found) < wanted:
                 found.append({"error": end or ENDED})
-            if end:
+            if end and len(found) >= pencil:
                 found += [{"error": "not reached: a case before did not end"}] * (wanted - len(found))
         return list(map(as_answer, found[:wanted]))
 
@@ -147,11 +159,12 @@ def as_answer(found):
     """What a process wrote, as mechanism.answer makes it; anything else is an error."""
     try:
         notes = {"kinds": {str(blank): str(kind) for blank, kind in found.get("kinds", {}).items()}}
-        notes["changed"] = list(map(str, found.get("changed", [])))
+        notes |= {name: list(map(str, found.get(name, []))) for name in ("changed", "strays")}
+        notes["calls"] = [[str(call), None if gave is None else plain(gave)] for call, gave in found.get("calls", [])]
         notes |= {"raised": str(found["raised"])} if "raised" in found else {}
         return ({"result": plain(found["result"])} if "result" in found else {"error": str(found["error"])}) | notes
     except (AttributeError, TypeError, ValueError, RecursionError):
-        return {"error": "what came back is no answer", "kinds": {}, "changed": []}
+        return {"error": "what came back is no answer", "kinds": {}, "changed": [], "strays": [], "calls": []}
 
 
 def steps(task):
@@ -178,14 +191,26 @@ def grade(task, student, up_to=3, begin=lambda words: None):
         student.printed = ""
         begin(f"step {number} of {len(steps(task))}, {name}")
         if number == 1:  # one process answers all of both steps
-            problems = judge(student.answers(), reference)
+            answers = student.answers()
+            problems = judge(answers, reference)
             found = problems[:pencil]
+            found = with_picture(student, found, answers, reference)
         elif number == 2:
             found = [next(filter(None, problems[pencil:]), None)]
         else:
             found = [judge_learning(task, student.learned())]
         failed = number if any(found) else None
         yield as_tests(title, points, found, student.printed)
+
+
+def with_picture(student, problems, answers, reference):
+    """The problems; the first of them, where it can be drawn, as a picture beside the student's file as well."""
+    i = next((i for i, problem in enumerate(problems) if problem), 0)
+    table, yours, expected = reference.calls[i].table, answers[i].get("result"), reference.at(i)["result"]
+    path = student.path.with_name(f"{student.task.name}.png")
+    if not student.draws or not problems[i] or not table or not table.save(path, yours, expected):
+        return problems
+    return [*problems[:i], f"{problems[i]}\nAs a picture: {path}", *problems[i + 1 :]]
 
 
 def as_tests(title, points, problems, printed=""):
@@ -298,7 +323,7 @@ def main():
 
     for task in tasks:
         try:
-            good &= show(task, Student(task, work_file(task, args.work)), args.up_to, done)
+            good &= show(task, Student(task, work_file(task, args.work), draws=not args.json), args.up_to, done)
         except BadInput as error:  # with --json there is a file all the same, or Gradescope would report a crash
             complaints.append(str(error))
             done(as_tests(f"{task.name}: {task.file}", 100, [str(error)]))

@@ -1,12 +1,15 @@
 """Working copies: blanked functions, or a planted bug. The first line of a copy says what has been begun in it."""
 
 import ast
+import base64
 import functools
+import json
 import random
 import textwrap
+import zlib
 from pathlib import Path
 
-from mechanism import ROOT, BadInput, changed
+from mechanism import EXERCISES, ROOT, BadInput, changed
 
 BEGUN = "# Begun in this copy: "
 
@@ -55,11 +58,59 @@ def blanked(source, exercise):
         raise BadInput(f"exercise {exercise.name}: {exercise.file} has no {' and no '.join(missing)} any more")
     for name in sorted(exercise.blanks, key=lambda name: -nodes[name].lineno):  # from below: lines above stay
         first, last = body_span(nodes[name])
-        text = [f'raise NotImplementedError("exercise: {exercise.name}: write {name}")']
+        items = exercise.instructions(name)
         if name == exercise.blanks[0]:
-            text = [f"# {line}" for line in textwrap.wrap(f"Exercise {exercise.name}: {exercise.task}", 100)] + text
+            items = exercise.instructions() + items
+        text = [f"# Exercise {exercise.name}" + (":" if items else "")]
+        for item in items:
+            text += textwrap.wrap(item, 100, initial_indent="# * ", subsequent_indent="#   ")
+        text.append(f'raise NotImplementedError("exercise: {exercise.name}: write {name}")')
         lines[first:last] = [" " * (nodes[name].col_offset + 4) + line + "\n" for line in text]
     return "".join(lines)
+
+
+LATER = """# Functions that other weeks ask for. They are packed, so that the script runs and nothing is given away.
+PACKED, UNPACKED = "{packed}", {{}}
+
+
+def later(name, **given):
+    \"\"\"What the packed function of this name returns.\"\"\"
+    import base64
+    import json
+    import zlib
+
+    if name not in UNPACKED:
+        texts, made = json.loads(zlib.decompress(base64.b85decode(PACKED))), {{}}
+        exec(texts[name], globals(), made)
+        UNPACKED[name] = made[name.rpartition(".")[2]]
+    return UNPACKED[name](**given)
+
+
+"""
+
+
+def asked_from(script, week):
+    """The names of a script's functions for which exercises of this week, and of later ones, ask."""
+    found, source = [], source_of(script)
+    for task in EXERCISES.values():
+        other = source_of(task.script)
+        for name in task.blanks:
+            if task.week >= week and name in definitions(source) and text_of(source, name) == text_of(other, name):
+                found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def packed(source, names):
+    """The source of a script in which the bodies of these functions cannot be read, and run all the same."""
+    lines, nodes, texts = source.splitlines(keepends=True), definitions(source), {}
+    for name in sorted(names, key=lambda name: -nodes[name].lineno):
+        texts[name] = textwrap.dedent(text_of(source, name))
+        first, last = body_span(nodes[name])
+        lines[first:last] = [" " * (nodes[name].col_offset + 4) + f'return later("{name}", **locals())\n']
+    if not texts:
+        return source
+    code = base64.b85encode(zlib.compress(json.dumps(texts).encode())).decode()
+    return "".join(lines).replace('if __name__ == "__main__"', LATER.format(packed=code) + 'if __name__ == "__main__"')
 
 
 def planted(source, bug):

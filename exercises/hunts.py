@@ -108,8 +108,8 @@ hunt(
 TINY = {"num_envs": 8, "num_steps": 32, "learning_rate": 0.01, "ent_coef": 0.0, "hidden_sizes": (16,), "seed": 1}
 
 
-TINY_PPO = TINY | {"num_minibatches": 4, "update_epochs": 4, "anneal_lr": True, "normalize_obs": False}
-TINY_PPO |= {"normalize_reward": False}
+TINY_PPO = TINY | {"num_minibatches": 4, "update_epochs": 4, "anneal_lr": True, "normalize_obs": False,
+                   "normalize_reward": False}  # fmt: skip
 
 
 def later_values(m):

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import io
 import math
+import random
 import re
 import sys
 import textwrap
@@ -47,6 +48,21 @@ class Case:
     atol: float  # how much answers may differ: shares of random draws, and what runs learn, need more than rounding
     step: int = 1  # 2: random inputs
 
+    @property
+    def table(self):
+        """How its answer is drawn (pictures.py), or None."""
+        return getattr(self.call, "table", None)
+
+    def place(self, yours, expected):
+        """(what differs first, where to look next), of an answer whose parts have names; else ("", self.look)."""
+        looks = getattr(self.call, "parts", {})
+        if isinstance(yours, list) and len(yours) == len(looks) > 0:
+            for (name, look), mine, right in zip(looks.items(), yours, expected):
+                if not close(mine, right, self.atol):
+                    name = name.replace("_", " ")
+                    return f"\nFirst of these differ: {name}, yours {short(mine)}, expected {short(right)}.", look
+        return "", self.look
+
 
 @dataclass(kw_only=True)
 class Task:
@@ -58,9 +74,10 @@ class Task:
     minutes: int
     cases: dict  # "the situation | where to look next" -> call of a module, or (call, how much answers may differ)
     blanks: tuple = ()  # names of functions to write, or Class.method
+    level: str = ""  # easy, medium or hard
     topic: str = ""
-    task: str = ""  # what to write, and what is at hand
-    mistakes: dict = field(default_factory=dict)  # "this is what one gets by …" -> a change as `changed` takes it
+    task: str = ""  # what to write, and what is at hand; after " | NAME: ", what belongs to one function only
+    mistakes: dict = field(default_factory=dict)  # "this is what one gets by … | where" -> a change, see `changed`
     random: Callable = None  # of the module and a NumPy generator: a call on random inputs
     draws: int = 20
     atol: float = 1e-4  # of the random inputs
@@ -71,6 +88,18 @@ class Task:
     def file(self):
         """The name of the student's file."""
         return Path(self.script).name
+
+    @property
+    def quick(self):
+        """Whether no case trains a network: then a case that takes seconds has a loop that never ends."""
+        return bool(self.blanks) and not self.file.startswith("build_")
+
+    def instructions(self, name=""):
+        """What to do in one function, or, without a name, in all of them: sentences."""
+        general, *own = self.task.split(" | ")
+        own = dict(part.split(": ", 1) for part in own)
+        text = own.get(name, "") if name else general
+        return [each[0].upper() + each[1:] for each in re.split(r"(?<=[.?!]) (?=[A-Z`])", text) if each]
 
     def calls(self):
         """All its Cases: those that are written down, then the random inputs, always the same ones."""
@@ -86,7 +115,7 @@ class Task:
 
 
 def exercise(name, course, cut, **fields):
-    """Add an exercise: `course` is "week 6, 45 minutes: topic", `cut` "script: function, Class.method"."""
+    """Add an exercise: `course` is "week 6, 45 minutes, medium: topic", `cut` "script: function, Class.method"."""
     script, _, blanks = cut.partition(": ")
     EXERCISES[name] = task(name, course, script=script, blanks=tuple(blanks.split(", ")), **fields)
 
@@ -100,7 +129,8 @@ def task(name, course, **fields):
     """A Task; `course` says when it is its turn."""
     when, _, topic = course.partition(": ")
     week, minutes = map(int, re.findall(r"\d+", when))
-    return Task(name=name, week=week, minutes=minutes, topic=topic, **fields)
+    level = when.split(", ")[2] if when.count(", ") == 2 else ""
+    return Task(name=name, week=week, minutes=minutes, level=level, topic=topic, **fields)
 
 
 def load_tables():
@@ -243,10 +273,11 @@ def put(module, name, function):
 def answer(call, module, blanks=()):
     """What a call gives, a dict for JSON: `result` in plain numbers, or `error` in words; and what was seen of blanks.
 
-    `kinds` are what they return, `changed` which of their arguments they changed in place, `given` the first call,
-    `raised` the call that raised an error.
+    `kinds` are what they return, `changed` which of their arguments they changed in place, `strays` which of them drew
+    random numbers without the generator that they were given, `given` the first call, `calls` (text, result) of the
+    first calls, `raised` the call that raised an error.
     """
-    notes = {"kinds": {}, "changed": []}
+    notes = {"kinds": {}, "changed": [], "strays": [], "calls": []}
     before = {}
     try:
         for name in blanks:
@@ -273,21 +304,39 @@ def watched(name, function, notes):
             return function(*args, **kwargs)
         calls.append(name)
         given = dict(zip(names, args)) | kwargs
+        generators = [key for key, x in given.items() if hasattr(x, "random") or type(x).__name__ == "Generator"]
         before = {key: snapshot(x) for key, x in given.items()}
         texts = [f"{key}={as_text(x)}" for key, x in given.items() if as_text(x)]
         call = f"{name}({', '.join(texts)})"[:700]
         if texts:
             notes.setdefault("given", f"first call: {call}")
+        drawn = global_draws() if generators else {}
         try:
             result = function(*args, **kwargs)
         except Exception:
             notes.setdefault("raised", call)
             raise
+        changed = [source for source, state in drawn.items() if global_draws()[source] != state]
+        notes["strays"] += [f"{source} in {name}, not from {generators[0]}" for source in changed]
         notes["changed"] += [f"{key} of {name}" for key, x in given.items() if snapshot(x) != before[key]]
         notes["kinds"].setdefault(name, kind(result))
+        if texts and not generators:  # else what it returns is a matter of chance
+            try:
+                notes["calls"].append([call, plain(result)])
+            except (TypeError, ValueError):
+                notes["calls"].append([call, None])
         return result
 
     return wrapper
+
+
+def global_draws():
+    """The states of the generators that a module has for all: random, np.random, and torch if it is imported."""
+    _, key, position, *_ = np.random.get_state()
+    states = {"random": random.getstate(), "np.random": (key.tobytes(), position)}
+    if torch := sys.modules.get("torch"):
+        states["torch's own generator"] = torch.get_rng_state().numpy().tobytes()
+    return states
 
 
 def as_text(x):
@@ -387,42 +436,65 @@ def judge(answers, reference):
     """For each call None if the answer is right, else what to tell the student."""
     problems = []
     for i, (case, given) in enumerate(zip(reference.calls, answers)):
-        problem = compared(case, given, reference.at(i))
+        problem, look = compared(case, given, reference.at(i))
         wrong = "result" in given and not same(given, reference.at(i), case.atol)
         if problem and wrong and not any(problems):  # right numbers of the wrong kind are no known mistake
-            problem += named(i, answers, reference)
-        if problem and case.look and not any(problems):
-            problem += f"\nLook next at {case.look}."
+            message, place = named(i, answers, reference)
+            problem, look = problem + message, place or look
+        if problem and look and not any(problems):
+            problem += f"\nLook next at {look}."
         problems.append(problem)
     return problems
 
 
 def compared(case, given, right):
-    """None if an answer is right, else what is wrong with it."""
+    """(None if an answer is right, else what is wrong with it; where to look next)."""
     told = textwrap.fill(f"case: {case.what}", 110)
-    if call := given.get("raised") or right.get("given"):
-        told += f"\n{textwrap.fill(call, 110)}"
+    if call := given.get("raised") or differing_call(given["calls"], right["calls"]) or right.get("given"):
+        told += "".join(f"\n{textwrap.fill(line, 110)}" for line in call.splitlines())
     if "result" not in given:
-        return f"{told}\n{given['error']}"[:3000]
+        return f"{told}\n{given['error']}"[:3000], case.look
+    if strays := [stray for stray in given["strays"] if stray not in right["strays"]]:
+        told += f"\nrandom numbers come from {strays[0]}: a run with the same seed would be another one."
+        return told, "where you draw: only the generator that is given knows the seed"
     for blank, wanted in right["kinds"].items():
         found = given["kinds"].get(blank, wanted)
         if not fits(found, wanted):
             found = "a number or a list" if found == "number" else found
-            return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}."
+            return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}.", case.look
     if names := [name for name in given["changed"] if name not in right["changed"]]:
         told += f"\nchanged in place: {', '.join(names)}. Whoever called still needs the old numbers"
-        return f"{told}; work on a copy."
+        return f"{told}; work on a copy.", case.look
     yours, expected = given["result"], right["result"]
     if close(yours, expected, case.atol):
-        return None
+        return None, ""
     told += f"\nyours:    {short(yours)[:1000]}\nexpected: {short(expected)[:1000]}"
     if shape(yours) != shape(expected):
         told += f"\nThe shapes differ: yours is {shape(yours)}, expected is {shape(expected)}."[:500]
-    return told
+    if drawing := case.table and case.table.text(yours, expected):
+        told += f"\n{drawing}"
+    part, look = case.place(yours, expected)
+    return told + part, look
+
+
+def differing_call(yours, expected):
+    """The first call of a blank that differs from that of the original, in words; empty if none does, or is shown."""
+    if len(expected) == 1:
+        return expected[0][0]
+    counts = {}
+    for (call, gave), (right_call, right) in zip(yours, expected):
+        name = right_call.partition("(")[0]
+        counts[name] = counts.get(name, 0) + 1
+        if call != right_call:
+            number = f"call {counts[name]} of {name}"
+            return f"{number}, yours:    {call}\n{number}, expected: {right_call}"
+        if gave is not None and right is not None and not close(gave, right):
+            return f"call {counts[name]} of {name}: {call}\nreturned {short(gave)[:300]}, expected {short(right)[:300]}"
+    return ""
 
 
 def named(i, answers, reference):
-    """Which known mistake gives the wrong answer i, as a line of text; empty if none does.
+    """(which known mistake gives the wrong answer i, as a line of text; where to look), empty if none does.
 
     One that is contradicted by no other answer is sure. Who has made two mistakes is told which one it looks like.
     """
@@ -431,7 +503,9 @@ def named(i, answers, reference):
         agrees = lambda j: same(reference.at(j, message), answers[j], reference.calls[j].atol)
         explains = lambda j: agrees(j) or same(reference.at(j, message), reference.at(j), reference.calls[j].atol)
         if agrees(i) and all(explains(j) for j in range(i)):
+            words, _, place = message.partition(" | ")
             if all(explains(j) for j in range(i, len(answers))):
-                return f"\nThis is what one gets by {message}."
-            likely.append(message)
-    return f"\nYour answers up to this case, but not later, are those one gets by {likely[0]}." if likely else ""
+                return f"\nThis is what one gets by {words}.", place
+            likely.append(words)
+    words = f"\nYour answers up to this case, but not later, are those one gets by {likely[0]}." if likely else ""
+    return words, ""

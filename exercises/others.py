@@ -51,7 +51,7 @@ def random_actor(m, rng):
 
 exercise(
     "dpg",
-    course="week 9, 20 minutes: the deterministic policy gradient",
+    course="week 9, 20 minutes, easy: the deterministic policy gradient",
     cut="ddpg_td3.py: actor_loss",
     task="write the loss with which the actor climbs the critic: its gradient has to go through the critic into the "
     "actor, and the critic must stay as it is. actor(obs) gives actions (B, D), critic(obs, actions) values (B,). "
@@ -97,7 +97,7 @@ def random_polyak(m, rng):
 
 exercise(
     "polyak",
-    course="week 9, 10 minutes: target networks that follow slowly",
+    course="week 9, 10 minutes, easy: target networks that follow slowly",
     cut="ddpg_td3.py: polyak",
     task="move the target towards the source. Both are networks of the same shape: zip(target.parameters(), "
     "source.parameters()) gives the pairs. The target's numbers have to change in place, and nothing is returned: "
@@ -127,10 +127,10 @@ exercise(
 TD3_STEP = {"rewards": [1.0, 2.0, 3.0], "terminated": [False, False, True], "gamma": 0.5}
 exercise(
     "td3-target",
-    course="week 9, 30 minutes: the target of TD3: two critics, smoothed",
+    course="week 9, 30 minutes, medium: the target of TD3: two critics, smoothed",
     cut="ddpg_td3.py: smoothed, critic_targets",
-    task="write two of TD3's tricks: the noise on the target's action, and the target from the values (K, B) of K "
-    "critics. Actions are in [-1, 1], before and after; `terminated` is (B,), booleans.",
+    task="actions are in [-1, 1], before and after. | smoothed: write the noise on the target's action. | "
+    "critic_targets: write the target from the values (K, B) of K critics. `terminated` is (B,), booleans.",
     cases={
         "the noise on three actions | section 5.3 of TD3: two different clippings": tensors(
             "smoothed", actions=[[0.9], [0.0], [-0.9]], noise=[[0.3], [0.8], [-0.05]], clip=0.5
@@ -165,11 +165,12 @@ def pairs(draw):
 
 exercise(
     "es-update",
-    course="week 10, 40 minutes: evolution strategies: candidates and their gradient",
+    course="week 10, 40 minutes, medium: evolution strategies: candidates and their gradient",
     cut="es.py: make_candidates, es_gradient",
-    task="write what turns noise into candidates, and fitnesses into a gradient. Candidates come in pairs: theta + "
-    "sigma eps, theta - sigma eps, then the next pair; fitnesses come in the same order. All are NumPy arrays: theta "
-    "(D,), noise (pairs, D), fitnesses (2 x pairs,).",
+    task="candidates come in pairs: theta + sigma eps, theta - sigma eps, then the next pair. All are NumPy "
+    "arrays: theta (D,), noise (pairs, D), fitnesses (2 x pairs,). | make_candidates: write what turns noise "
+    "into candidates. | es_gradient: write what turns fitnesses into a gradient. Fitnesses come in the order "
+    "of the candidates.",
     cases={
         "two directions | the order of the rows": arrays(
             "make_candidates", theta=[1.0, 2.0], noise=[[1.0, 0.0], [0.0, 3.0]], sigma=0.5
@@ -207,13 +208,13 @@ FOUR = [1.0, 2.0, 3.0, 6.0]
 KINDS = "centered-rank", "standardized", "raw"
 exercise(
     "ranks",
-    course="week 10, 40 minutes: evolution strategies: ranks instead of returns",
+    course="week 10, 40 minutes, medium: evolution strategies: ranks instead of returns",
     cut="es.py: centered_ranks, shape_fitness",
-    task="write the ranks of returns (N,), spread evenly from -1/2 for the lowest to 1/2 for the highest, where equal "
-    "returns share the mean of their ranks; and shape_fitness, which offers these, returns standardised by their "
-    "(population) deviation, or raw ones. Of an elite of the best share, rounded up to a whole number of candidates, "
-    "each fitness counts from that of the best candidate outside of it, and all outside get 0. An elite of all changes "
-    "nothing. Both return arrays.",
+    task="both functions return arrays. | centered_ranks: write the ranks of returns (N,), spread evenly from -1/2 "
+    "for the lowest to 1/2 for the highest. Equal returns share the mean of their ranks. | shape_fitness: "
+    "offer these ranks, returns standardised by their (population) deviation, or raw ones. Of an elite of the "
+    "best share, rounded up to a whole number of candidates, each fitness counts from that of the best "
+    "candidate outside of it, and all outside get 0. An elite of all changes nothing.",
     cases={
         "three ranks | section 2.1 of arXiv 1703.03864": arrays("centered_ranks", returns=[30.0, 10.0, 20.0]),
         "two are equal | how many are smaller, and how many are equal: np.searchsorted counts": arrays(
@@ -275,7 +276,7 @@ def random_teams(m, rng):
 
 exercise(
     "joint-state",
-    course="week 11, 30 minutes: several agents: what a centralised critic sees",
+    course="week 11, 30 minutes, medium: several agents: what a centralised critic sees",
     cut="mappo.py: Team.share_obs",
     task="write what MAPPO's critic is shown of team_rows, a tensor (L, N, …): L steps of N environments. self.layout "
     "says where things stand in a row: team_rows[..., self.layout.state] is the state (L, N, S), layout.observations "
@@ -346,7 +347,7 @@ def random_chunks(m, rng):
 CUT = "x.swapaxes(0, 1).unflatten(1, (T // length, length)).flatten(0, 1)"
 exercise(
     "chunks",
-    course="week 11, 60 minutes: batches for recurrent networks",
+    course="week 11, 60 minutes, hard: batches for recurrent networks",
     cut="mappo.py: minibatches",
     task="cut a rollout into chunks for a recurrent network. `steps` is a namedtuple of tensors (T, S, …): time, "
     "streams. Each stream is cut into chunks of L = chunk_length(args) steps, numbered stream by stream; "
@@ -409,7 +410,7 @@ def random_windows(m, rng):
 
 exercise(
     "windows",
-    course="week 11, 60 minutes: n-step returns out of a replay buffer",
+    course="week 11, 60 minutes, hard: n-step returns out of a replay buffer",
     cut="maddpg_matd3.py: OffPolicyBuffer.windows",
     task="sum the rewards of samples that start in steps `t` of environments `e`, both arrays (B,), over at most "
     "self.n_step steps, for each of the G = self.streams streams. self.rewards and self.dones are (self.steps, "
@@ -472,7 +473,7 @@ def random_scaled(m, rng):
 
 exercise(
     "novelty",
-    course="week 12, 45 minutes: the scale of curiosity",
+    course="week 12, 45 minutes, medium: the scale of curiosity",
     cut="ppo_rnd.py: RND.scale",
     task="divide novelty, a tensor (T, N), by the standard deviation of its discounted sum G_t = novelty_t + gamma "
     "G_{t-1} over all steps so far, and return it. self.sums, a float64 tensor (N,), holds the G of each environment "
@@ -528,7 +529,7 @@ def some_zeros(draw):
 ALPHAS = pick(0.0, 1.0, uniform(0, 4))
 exercise(
     "ppod-priorities",
-    course="week 12, 30 minutes: PPO+D: which demo to replay",
+    course="week 12, 30 minutes, medium: PPO+D: which demo to replay",
     cut="ppod.py: replay_probabilities",
     task="write the probabilities of the value demos, from the highest value that the critic gave each of them. The "
     "formula is in the docstring; so is what to do with negative values, and where all are zero. No power may "

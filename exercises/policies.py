@@ -35,7 +35,7 @@ def returns_of(*ends):
 
 exercise(
     "policy-gradient",
-    course="week 6, 20 minutes: the policy gradient as a loss",
+    course="week 6, 20 minutes, easy: the policy gradient as a loss",
     cut="reinforce.py: policy_gradient_loss",
     task="write the loss whose gradient, negated, is the policy gradient: torch differentiates the log-probabilities. "
     "log_probs and advantages are (B,); the advantages are numbers, nothing flows back through them. Return a mean.",
@@ -64,7 +64,7 @@ exercise(
 
 exercise(
     "returns",
-    course="week 6, 30 minutes: discounted returns, backwards in time",
+    course="week 6, 30 minutes, medium: discounted returns, backwards in time",
     cut="ppo.py: compute_returns",
     task="write the discounted returns R_t = r_t + gamma R_{t+1}, from the last row back to the first. All tensors are "
     "(T, N): time, environments; terminated and truncated hold booleans. next_values[t] is the value of the state that "
@@ -120,7 +120,7 @@ def gae_of(*ends):
 
 exercise(
     "gae",
-    course="week 6, 45 minutes: generalised advantage estimation",
+    course="week 6, 45 minutes, medium: generalised advantage estimation",
     cut="ppo.py: compute_gae",
     task="write GAE: its recursion runs backwards in time, and begins with an advantage of 0 after the last row. All "
     "tensors are (T, N): time, environments; terminated and truncated hold booleans; next_values[t] is the value of "
@@ -137,6 +137,14 @@ exercise(
         "forgetting lambda: the sum decays by gamma lambda": "gamma * gae_lambda * -> gamma *",
         "forgetting gamma: the sum decays by gamma lambda": "gamma * gae_lambda * -> gae_lambda *",
         "forgetting to subtract the values": "* ~terminated - values -> * ~terminated",
+        "leaving the last row out: the loop begins a row too early | the range of the loop, at its upper end": (
+            "torch.empty_like(rewards) -> torch.zeros_like(rewards)",
+            "reversed(range(len(rewards))) -> reversed(range(len(rewards) - 1))",
+        ),
+        "leaving row 0 out: the loop stops a row early | the range of the loop, at its lower end": (
+            "torch.empty_like(rewards) -> torch.zeros_like(rewards)",
+            "reversed(range(len(rewards))) -> reversed(range(1, len(rewards)))",
+        ),
         **GAE_MISTAKES,
         **before("deltas = rewards"),
     },
@@ -153,7 +161,7 @@ def surrogate(r, advantage):
 PLAIN, CLIPPED = "ratios * advantages", "clipped * advantages"
 exercise(
     "clip",
-    course="week 7, 30 minutes: PPO's clipped surrogate objective",
+    course="week 7, 30 minutes, easy: PPO's clipped surrogate objective",
     cut="ppo.py: policy_loss",
     task="write the loss: the objective, negated, for a minimum is what gradient descent looks for. You get the "
     "logarithm of the ratio r = pi / pi_old and the advantage of each row (B,), and return the mean, a tensor.",
@@ -189,7 +197,7 @@ exercise(
 VALUES = dict.fromkeys(("values", "old_values", "returns"), normal("B"))
 exercise(
     "value-clip",
-    course="week 7, 30 minutes: the value loss, and clipping it",
+    course="week 7, 30 minutes, medium: the value loss, and clipping it",
     cut="ppo.py: value_loss",
     task="write half the mean squared error between values and returns. With clip_coef, compare with the error of the "
     "value that has moved by at most clip_coef from the old one, and let the larger one of both count in each row. All "
@@ -224,7 +232,7 @@ SQUASHED = "squashed_gaussian"
 GAUSSIANS = {"mean": normal("BD", 2.0), "log_std": normal("BD"), "noise": normal("BD")}
 exercise(
     "squashed",
-    course="week 8, 35 minutes: actions through tanh, and their log-density",
+    course="week 8, 35 minutes, hard: actions through tanh, and their log-density",
     cut="sac.py: squashed_gaussian",
     task="write the actions tanh(u), u = mean + sigma noise, and their log-densities. mean, log_std and noise are "
     "(B, D). The logarithm of the slope of tanh has to be right where tanh(u) is rounded to 1 as well: the docstring "
@@ -288,13 +296,14 @@ def random_masked(m, rng):
 
 exercise(
     "masked",
-    course="week 8, 60 minutes: a categorical distribution that knows which actions are valid",
+    course="week 8, 60 minutes, hard: a categorical distribution that knows which actions are valid",
     cut="ppo_masked.py: MaskedCategorical.__init__, MaskedCategorical.log_prob, MaskedCategorical.entropy",
-    task="write the distribution. __init__ sets self.single (whether there is one factor, because no `sizes` were "
-    "given) and self.log_probs (a list with the log-probabilities (…, size) of each factor), which sample and mode "
-    "read; check_masks(array, sizes) raises the error for a row of an array (B, sum of sizes) without a valid action. "
-    "The probability of an invalid action is 0, its logit gets no gradient, and the entropy is a number all the same: "
-    "0 log 0 counts as 0, in its gradient as well.",
+    task="self.log_probs is a list with the log-probabilities (…, size) of each factor. The probability of an "
+    "invalid action is 0, its logit gets no gradient. | MaskedCategorical.__init__: set self.single (whether "
+    "there is one factor, because no `sizes` were given) and self.log_probs, which sample and mode read. "
+    "check_masks(array, sizes) raises the error for a row of an array (B, sum of sizes) without a valid "
+    "action. | MaskedCategorical.log_prob: add the factors up. | MaskedCategorical.entropy: the entropy is a "
+    "number all the same: 0 log 0 counts as 0, in its gradient as well.",
     cases={
         "logits 0, log 3, 5, of which the last is invalid: (log-probability of action 1, entropy, the slopes of both "
         "by the logits, the best action) | what happens to the logits before the softmax": masked([ODDS], [DOORS], [1]),
@@ -335,7 +344,7 @@ def vtrace(*ends, rho=(1, 0.5, 1)):
 
 exercise(
     "vtrace",
-    course="week 8, 60 minutes: V-trace: learning from actions of an older policy",
+    course="week 8, 60 minutes, hard: V-trace: learning from actions of an older policy",
     cut="ppo.py: compute_vtrace",
     task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
     "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "

@@ -2,6 +2,7 @@
 
     python exercises/release.py gae hunt-dqn --out handout/
     python exercises/release.py hunt-ppo --student 17 --out handout-17/  # a bug drawn from a number
+    python exercises/release.py week 3 --out handout/            # the exercises of a week, and what its sheet needs
     python exercises/release.py --gradescope gae hunt-dqn --out autograder.zip    # for teachers: what grades uploads
 
 A handout stands alone: `cd handout && pip install -r requirements.txt && python check.py gae`. Of the tables it holds
@@ -11,15 +12,16 @@ only the entries that are named, without mistakes and bugs; numbers.json has wha
 import argparse
 import ast
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
 
-from copies import definitions, source_of, working_copy
-from mechanism import HERE, ROOT, TABLES, BadInput, Reference, find, run_main
+from copies import asked_from, definitions, packed, source_of, working_copy
+from mechanism import EXERCISES, HERE, HUNTS, ROOT, TABLES, BadInput, Reference, find, run_main
 from start import describe
 
-CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "probes.py", "runner.py")
+CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "pictures.py", "probes.py", "runner.py")
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# Tests and style")[0]
 
 
@@ -94,9 +96,45 @@ def sheet(tasks, number):
     """The instructions, as Markdown."""
     lines = [SHEET]
     for task in tasks:
-        lines += [f"## {task.name}: `{task.file}`, about {task.minutes} minutes", "", *describe(task, number), ""]
+        lines += [
+            f"## {task.name}: `{task.file}`, {task.level or 'a hunt'}, about {task.minutes} minutes",
+            "",
+            *describe(task, number),
+            "",
+        ]
         lines += [f"Then: `python check.py {task.name}`", ""]
     return "\n".join(lines)
+
+
+def without_later(tasks, number):
+    """A working copy for these tasks, in which what later weeks ask for cannot be read."""
+    source, own = working_copy(tasks, number), set()
+    for task in tasks:
+        own |= {*task.blanks, *(bug.split(": ")[0] for bug in task.bugs)}
+    names = asked_from(tasks[0].script, 1 + max(task.week for task in tasks))
+    return packed(source, [name for name in names if not {name, name.split(".")[0]} & own])
+
+
+def release_week(week, out):
+    """Write the handout of a week: its exercises, and in sheet/ the sheet, compare.py and the scripts that it runs.
+
+    In these scripts all is packed that this week and later ones ask for: a sheet does not wait for a solution.
+    """
+    path = HERE / "sheets" / f"week-{week:02}.md"
+    if not path.is_file():
+        raise BadInput(f"there is no week {week}")
+    out = release([name for name, task in EXERCISES.items() if task.week == week], out)
+    text = path.read_text(encoding="utf-8")
+    (out / "sheet").mkdir()
+    (out / "sheet" / "README.md").write_text(text, encoding="utf-8")
+    scripts = {*re.findall(r"python (\w+\.py)", text)} - {"compare.py"}
+    for script in scripts:
+        source = packed(source_of(script), asked_from(script, week))
+        (out / "sheet" / script).write_text(source, encoding="utf-8")
+    shutil.copyfile(ROOT / "compare.py", out / "sheet" / "compare.py")
+    if "ppod.py" in scripts:
+        shutil.copytree(ROOT / "demos", out / "sheet" / "demos")
+    return out
 
 
 def release(names, out, number=0):
@@ -107,7 +145,7 @@ def release(names, out, number=0):
     tasks, out = [find(name) for name in dict.fromkeys(names)], Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
-    files = {group[0].file: working_copy(group, number) for group in by_script(tasks).values()}
+    files = {group[0].file: without_later(group, number) for group in by_script(tasks).values()}
     files |= {name: (HERE / name).read_text(encoding="utf-8") for name in CHECKS}
     for table in TABLES:
         entries = cut_table((HERE / f"{table}.py").read_text(encoding="utf-8"), names)
@@ -171,6 +209,12 @@ def main():
     parser.add_argument("--gradescope", action="store_true", help="a zip for Gradescope, which grades uploads")
     parser.add_argument("--up-to", type=int, choices=(1, 2, 3), default=3, help="--gradescope: the last step to take")
     args = parser.parse_args()
+    if args.names[0] == "week" and len(args.names) == 2 and args.names[1].isdigit():
+        week = int(args.names[1])
+        print(f"handout of week {week}: {release_week(week, args.out or 'handout')}")
+        hunts = " ".join(name for name, task in HUNTS.items() if task.week == week)
+        print(f"its hunt shows solutions, so hand it out by itself, when they are in: {hunts or 'none'}")
+        return
     if not args.gradescope:
         out = release(args.names, args.out or "handout", args.student)
         print(f"to try it: cd {out} && python check.py {args.names[0]}")

@@ -162,17 +162,20 @@ EPSILON = SimpleNamespace(epsilon_start=1.0, epsilon_end=0.2, exploration_steps=
 BUFFER = "self.obs[slots], self.actions[slots], self.rewards[slots], self.next_obs[slots], self.terminated[slots]"
 exercise(
     "build-dqn",
-    course="week 4, 240 minutes: milestone: DQN from scratch",
+    course="week 4, 240 minutes, hard: milestone: DQN from scratch",
     cut="exercises/scripts/build_dqn.py: epsilon_at, choose_action, ReplayBuffer.add, ReplayBuffer.sample, "
     "td_targets, dqn_loss, train",
-    task="write the algorithm: environment, network and evaluation are given above. Write the functions one by one, "
-    "and after each of them let check.py build-dqn --up-to 1 judge it. network(obs) returns Q for each action. train "
-    "makes env, two networks (make_agent twice; the target begins with the weights of the other: load_state_dict), an "
-    "optimizer (torch.optim.Adam over one network's parameters, with args.learning_rate), the buffer and "
-    "rng = np.random.default_rng(args.seed), and begins with env.reset(). Then, for each of args.total_timesteps "
-    "steps, counted from 0: choose, step, remember; reset where an episode is over; in steps that train_every divides, "
-    "not before learning_starts, one step of the optimizer; in steps that target_every divides, copy the network into "
-    "the target. It ends with env.close() and returns the network.",
+    task="environment, network and evaluation are given above. Write the functions one by one, and after each of "
+    "them let check.py build-dqn --up-to 1 judge it. | epsilon_at: write the share of random actions in a "
+    "step. | choose_action: network(obs) returns Q for each action. Draw with `rng` only. | ReplayBuffer.add: "
+    "remember one step. | ReplayBuffer.sample: draw a batch with `rng`. | td_targets: nothing follows a step "
+    "that terminated. | dqn_loss: compare Q of the actions taken with the targets. | train: make env, two "
+    "networks (make_agent twice; the target begins with the weights of the other: load_state_dict), an "
+    "optimizer (torch.optim.Adam over one network's parameters, with args.learning_rate), the buffer and rng "
+    "= np.random.default_rng(args.seed), and begin with env.reset(). Then, for each of args.total_timesteps "
+    "steps, counted from 0: choose, step, remember. Reset where an episode is over. In steps that train_every "
+    "divides, not before learning_starts, take one step of the optimizer. In steps that target_every divides, "
+    "copy the network into the target. End with env.close() and return the network.",
     cases={
         "epsilon from 1 to 0.2 within 100 steps | the docstring: where the line begins and where it ends": together(
             *[tensors("epsilon_at", step=step, args=EPSILON) for step in (25, 0, 100, 1000)]
@@ -333,17 +336,20 @@ BATCH = ROWS | {"logits": normal("BA"), "actions": whole(0, "A", "B"), "args": r
 TERMS = "torch.min(ratio * advantages, clipped * advantages)"
 exercise(
     "build-ppo",
-    course="week 7, 300 minutes: milestone: PPO from scratch",
+    course="week 7, 300 minutes, hard: milestone: PPO from scratch",
     cut="exercises/scripts/build_ppo.py: choose_actions, compute_gae, normalized, ppo_loss, collect, update, train",
-    task="write the algorithm: environments, networks and evaluation are given above. Write the functions one by one, "
-    "and after each of them let check.py build-ppo --up-to 1 judge it. agent(obs) returns logits and values; "
-    "torch.distributions.Categorical(logits=…) is a policy, with sample(), log_prob() and entropy(). Tensors have a "
-    "row for each step and a column for each environment, (T, N), or one row for each of all these (B,). Where a step "
-    "terminated nothing follows it, where it was truncated the next value stands for what would have followed. train "
-    "makes the Environments, the agent and an optimizer (torch.optim.Adam over agent.parameters(), with "
-    "args.learning_rate), begins with envs.reset(), and while envs.steps < args.total_timesteps it collects, "
-    "estimates, normalizes all advantages, makes (B, …) of (T, N, …) and updates; it ends with envs.close() and "
-    "returns the agent.",
+    task="environments, networks and evaluation are given above. Write the functions one by one, and after each of "
+    "them let check.py build-ppo --up-to 1 judge it. Tensors have a row for each step and a column for each "
+    "environment, (T, N), or one row for each of all these (B,). | choose_actions: "
+    "torch.distributions.Categorical(logits=…) is a policy, with sample(), log_prob() and entropy(). | "
+    "compute_gae: where a step terminated nothing follows it, where it was truncated the next value stands "
+    "for what would have followed. | normalized: mind a deviation of 0. | ppo_loss: agent(obs) has returned "
+    "these logits and values. | collect: note what you act on before the step, and what the step returns. | "
+    "update: several epochs, each over all rows in minibatches of another order. | train: make the "
+    "Environments, the agent and an optimizer (torch.optim.Adam over agent.parameters(), with "
+    "args.learning_rate), and begin with envs.reset(). While envs.steps < args.total_timesteps collect, "
+    "estimate, normalize all advantages, make (B, …) of (T, N, …) and update. End with envs.close() and "
+    "return the agent.",
     cases={
         "choose_actions: 4,000 rows of probabilities 1/4, 3/4: share of action 1, largest error of a log-prob "
         "| what is drawn, and what log_prob is asked for": (chosen, 0.04),

@@ -72,7 +72,9 @@ def describe(task, number=0):
     """What there is to do, as lines of text."""
     if task.blanks:
         what = f"Topic: {task.topic}. To write, in {task.file}: {', '.join(task.blanks)}."
-        text = task.task[0].upper() + task.task[1:]
+        items = [*task.instructions(), *(f"{name}: {item}" for name in task.blanks for item in task.instructions(name))]
+        lines = [textwrap.wrap(item, 100, initial_indent="* ", subsequent_indent="  ") for item in items]
+        return [*textwrap.wrap(what, 100), "", *sum(lines, [])]
     else:
         what = f"A bug hunt: one line of {task.file} is wrong in this copy. It runs, and no message will tell you."
         text = f"Hint: {drawn(task, number)[1]}"
@@ -81,12 +83,12 @@ def describe(task, number=0):
 
 def table():
     """The list of all exercises and hunts, as lines of text."""
-    lines = ["week  name              minutes  script              topic, or what one sees"]
+    lines = ["week  name              minutes  level   script              topic, or what one sees"]
     for task in [*EXERCISES.values(), *HUNTS.values()]:
         seen = "one bug of several, drawn from a number" if len(task.bugs) > 1 else "".join(task.bugs.values())
         first, *more = textwrap.wrap(task.topic or seen, 66)
-        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.file:18}  {first}")
-        lines += [" " * 53 + line for line in more]
+        lines.append(f"{task.week:4}  {task.name:16}  {task.minutes:7}  {task.level:6}  {task.file:18}  {first}")
+        lines += [" " * 61 + line for line in more]
     return [*lines, "", "begin one with: python exercises/start.py NAME"]
 
 

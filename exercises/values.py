@@ -6,12 +6,15 @@ import numpy as np
 from gymnasium import spaces
 from inputs import flags, normal, pick, refuses, share, tensors, together
 from mechanism import exercise
+from pictures import Table, drawn
 
 DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2,
                 "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64),
                 "target_network_frequency": 2, "tau": 0.01, "exploration_fraction": 0.16, "end_e": 0.04,
                 "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
 SPACES = spaces.Box(-1, 1, (1,)), spaces.Discrete(9)
+TITLES = "obs", "action", "reward", "next_obs", "terminated"
+BUFFER, N_STEP_BUFFER = Table(titles=TITLES, part=0), Table(titles=(*TITLES, "discount"), part=0)
 LETTERS = {"terminated": "tb", "truncated": "cb", "reset_rows": "r"}
 
 
@@ -41,7 +44,7 @@ def random_steps(rng):
 
 
 def ring(capacity, *steps):
-    return lambda m: add_steps(m.ReplayBuffer(capacity, *SPACES), steps)
+    return drawn(BUFFER, lambda m: add_steps(m.ReplayBuffer(capacity, *SPACES), steps))
 
 
 def replay_shares(m, capacity=5, batch_size=2):
@@ -63,12 +66,12 @@ def random_replay(m, rng):
 
 exercise(
     "replay",
-    course="week 4, 45 minutes: the replay buffer, a ring",
+    course="week 4, 45 minutes, medium: the replay buffer, a ring",
     cut="dqn.py: ReplayBuffer.add, ReplayBuffer.sample",
-    task="write what stores transitions and what draws them. The arrays self.obs, next_obs, actions, rewards and "
-    "terminated have a row per slot; self.position is the next slot to write, self.size how many are filled. Reset "
-    "rows are left out. self.get(slots) makes Transitions of an array of slots; rng is a NumPy Generator. add "
-    "returns an array of slots.",
+    task="the arrays self.obs, next_obs, actions, rewards and terminated have a row per slot. self.position is the "
+    "next slot to write, self.size how many are filled. | ReplayBuffer.add: write what stores transitions. "
+    "Reset rows are left out. Return an array of slots. | ReplayBuffer.sample: write what draws transitions. "
+    "self.get(slots) makes Transitions of an array of slots. `rng` is a NumPy Generator.",
     cases={
         "two environments, two steps, capacity 3: (rows (obs, action, reward, next_obs, terminated), slots of each "
         "step, position, size) | the remainder of position + 0, 1, … divided by the capacity": ring(
@@ -100,7 +103,7 @@ TWENTY = {"q": [95.0] * 20, "targets": [100.0] * 19 + [0.0]}
 ERRORS = {"q": normal("B", 2.0), "targets": normal("B", 2.0), "clip_error": pick(False, True)}
 exercise(
     "clipped-error",
-    course="week 4, 20 minutes: squared errors, clipped errors, and what each of them estimates",
+    course="week 4, 20 minutes, easy: squared errors, clipped errors, and what each of them estimates",
     cut="dqn.py: q_losses",
     task="write the loss of each transition: with e = y - Q, the squared error e^2; with clip_error, the Huber loss, "
     "e^2 / 2 up to |e| = 1 and |e| - 1/2 beyond, whose slope is e clipped to ±1. `q` and `targets` are (B,); so is the "
@@ -137,7 +140,7 @@ RANDOM_ROWS = {"rewards": normal("B"), "terminated": flags("B"), "gamma": pick(s
 BEST = "(target_q if online_q is None else online_q)"
 exercise(
     "double-dqn",
-    course="week 5, 30 minutes: the target of double DQN",
+    course="week 5, 30 minutes, medium: the target of double DQN",
     cut="dqn.py: td_targets",
     task="write the target of DQN and, where online_q is given, that of double DQN: one network chooses the action, "
     "the other one judges it. `rewards` and `terminated` (booleans) are (B,), `gamma` is a number or, here, a discount "
@@ -174,7 +177,8 @@ RAINBOW_CARTPOLE = dict.fromkeys("double prioritized dueling multi_step distribu
 
 def windows(*steps):
     """What a buffer with n = 3 and gamma 0.5 holds after these steps."""
-    return lambda m: add_steps(m.NStepBuffer(9, *SPACES, num_envs=len(steps[0][0]), n_step=3, gamma=0.5), steps)
+    given = {"num_envs": len(steps[0][0]), "n_step": 3, "gamma": 0.5}
+    return drawn(N_STEP_BUFFER, lambda m: add_steps(m.NStepBuffer(9, *SPACES, **given), steps))
 
 
 def random_windows(m, rng):
@@ -191,15 +195,17 @@ def random_windows(m, rng):
 
 exercise(
     "n-step",
-    course="week 5, 60 minutes: n-step targets, made while playing",
+    course="week 5, 60 minutes, hard: n-step targets, made while playing",
     cut="rainbow.py: NStepBuffer.add, NStepBuffer.write",
-    task="put n steps together into one transition, and store it. add gets a step of all environments: append (obs, "
-    "action, reward) of environment i to self.open_steps[i], a deque of the steps whose windows are open, unless it is "
-    "a reset row. When there are self.n_step of them, the first one's window closes: give the deque to write, and take "
-    "its first step off. Where an episode ends, terminated or truncated, all open windows close, each with what it "
-    "has. write puts one transition into slot self.position and moves on: obs and action of the first step, the "
-    "discounted sum of the rewards, the next_obs and terminated that it is given, and in self.discounts gamma^k for k "
-    "rewards. It returns the slot; add returns an array of all slots, having told self.tree.add if there is a tree.",
+    task="put n steps together into one transition, and store it. self.open_steps[i] is a deque with the steps of "
+    "environment i whose windows are open. | NStepBuffer.add: you get a step of all environments. Append "
+    "(obs, action, reward) of environment i to self.open_steps[i], unless it is a reset row. When there are "
+    "self.n_step of them, the first one's window closes: give the deque to write, and take its first step "
+    "off. Where an episode ends, terminated or truncated, all open windows close, each with what it has. "
+    "Return an array of all slots, having told self.tree.add if there is a tree. | NStepBuffer.write: put one "
+    "transition into slot self.position and move on. It has obs and action of the first step, the discounted "
+    "sum of the rewards, the next_obs and terminated that you are given, and in self.discounts gamma^k for k "
+    "rewards. Return the slot.",
     cases={
         "observations and rewards 1, 2, 3, n = 3, gamma 0.5: (rows (obs, action, reward, next_obs, terminated, "
         "discount), slots of each step, position, size) | what is known after the third step": (
@@ -254,14 +260,14 @@ def random_tree(m, rng):
 
 exercise(
     "priorities",
-    course="week 5, 60 minutes: prioritised sampling, with a sum tree",
+    course="week 5, 60 minutes, hard: prioritised sampling, with a sum tree",
     cut="rainbow.py: SumTree.write, SumTree.sample",
-    task="write the tree that the drawing shows. self.nodes is an array, slot s is node self.leaves + s, and node 1 is "
-    "the sum of all. write sets the priorities (an array, or one number) of an array of slots, and the sums above "
-    "them. sample divides the sum of all into batch_size equal parts, takes a number from each (rng.random(batch_size) "
-    "gives numbers from 0 to 1), and follows each number down the tree to its slot. With it go the weights p^-beta, "
-    "divided by the largest of the batch, float32. Loops over the batch are fine. A number that rounding has made too "
-    "large must not lead to a slot with priority 0.",
+    task="write the tree that the drawing shows. self.nodes is an array, slot s is node self.leaves + s, and node "
+    "1 is the sum of all. | SumTree.write: set the priorities (an array, or one number) of an array of slots, "
+    "and the sums above them. | SumTree.sample: divide the sum of all into batch_size equal parts. Take a "
+    "number from each; rng.random(batch_size) gives numbers from 0 to 1. Follow each number down the tree to "
+    "its slot. With it go the weights p^-beta, divided by the largest of the batch, float32. Loops over the "
+    "batch are fine. A number that rounding has made too large must not lead to a slot with priority 0.",
     cases={
         "nodes 1 to 7 | how far up the sums change": lambda m: tree_of(m, [1.0, 2.0, 0.0, 5.0]).nodes[1:],
         "then 4 is written into slot 1 | a slot that had a priority before": lambda m: tree_of(

@@ -227,6 +227,29 @@ def test_tensorboard_events(tmp_path):
     assert again.returncode == 2 and "choose a new folder" in again.stderr
 
 
+def test_a_running_run_is_followed(tmp_path, monkeypatch):
+    """By hand: two rows, a third one comes while it waits, then the summary. Each row is written once."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs/1", (1, 2), steps=(10, 20))
+    path, waits = Path(run, "evaluations.csv"), []
+
+    def go_on(seconds):
+        """What the run does meanwhile: another row, and after it its end."""
+        waits.append(seconds)
+        if len(waits) == 1:
+            last = path.read_text().splitlines()[-1].split(",")
+            path.write_text(path.read_text() + ",".join(["30", *last[1:]]) + "\n")
+        else:
+            Path(run, "summary.json").write_text("{}")
+
+    monkeypatch.setattr(compare.time, "sleep", go_on)
+    compare.compare(compare.Args(run_dirs=(run,), tensorboard="events", follow=True))
+    events = accumulator.EventAccumulator(str(tmp_path / "events/1")).Reload()
+    assert [event.step for event in events.Tensors("evaluations/return_mean")] == [10, 20, 30]
+    assert len(waits) == 2 and Path("compare.png").exists()
+
+
 def test_tensorboard_is_optional(tmp_path, monkeypatch):
     """Fails if the lack of the package is anything but a plain line, or if it is needed without --tensorboard."""
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_folder import command
 
@@ -188,3 +189,29 @@ def test_the_page_of_broken_curves(monkeypatch):
         script = importlib.import_module(curve.script.removesuffix(".py"))
         for more in (curve.wrong, curve.sound):
             script.tuned(*f"{curve.flags} {more}".split())
+
+
+def test_the_page_on_use(tmp_path, monkeypatch):
+    """Its blocks run one after the other, and all three ways act alike; normalisation is part of what is exported."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/use.md").read_text(encoding="utf-8")
+    ppo = importlib.import_module("ppo")
+    monkeypatch.setattr(ppo.Run, "draw_curve", lambda run: None)
+    (train,) = re.findall(r"```sh\npython ppo.py ([^#\n]*)", text)
+    assert command(ppo, f"{train} {SMALL} --normalize-obs") == 0
+    *plain, onnx = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    for code in plain:
+        exec(code, names)
+    statistics = names["agent"].obs_stats
+    statistics.mean += torch.arange(4) / 10  # so that actions would differ without it
+    batch = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    wanted = names["agent"].act(batch).tolist()
+    assert {*wanted} == {0, 1}
+    exec(plain[-1], names)
+    assert [names["acting"](torch.as_tensor(row[None])).item() for row in batch] == wanted
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    exec(onnx, names)
+    assert [names["session"].run(None, {"obs": row[None]})[0].item() for row in batch] == wanted

@@ -27,6 +27,7 @@ import mechanism  # noqa: E402
 import release  # noqa: E402
 import start  # noqa: E402
 from mechanism import EXERCISES, HUNTS, BadInput, Reference, answer, judge  # noqa: E402
+from pictures import Table  # noqa: E402
 from sheets import commands  # noqa: E402
 
 mechanism.load_tables()
@@ -200,7 +201,9 @@ def test_each_mistake_is_refused_and_named(name):
     reference = Reference(EXERCISES[name])
     for message in reference.messages:
         text = "\n".join(filter(None, judge(reference.answers(message), reference)))
-        assert f"This is what one gets by {message}." in text, message
+        words, _, place = message.partition(" | ")
+        assert f"This is what one gets by {words}." in text, message
+        assert not place or f"Look next at {place}." in text, message
 
 
 @slow_but(SOUND, SOUND.keys() - {*LONG})
@@ -260,6 +263,73 @@ def test_right_numbers_of_a_wrong_kind_are_no_known_mistake(tmp_path):
     """A mistake that shows in es_gradient only leaves the right candidates, as this list of arrays does."""
     first, *_ = told("es-update", tmp_path, "return np.array(", "return list(")
     assert "(array, array, array, array). Asked for is: array." in first and "what one gets" not in first
+
+
+def with_change(name, change):
+    """What is said of the original with a change in it: all problems, in order."""
+    task, reference = EXERCISES[name], Reference(EXERCISES[name])
+    reference.answers()
+    with mechanism.mistaken(mechanism.original(task.script), task.blanks, change):
+        answers = [answer(case.call, mechanism.original(task.script), task.blanks) for case in task.calls()]
+    return [problem for problem in judge(answers, reference) if problem]
+
+
+PLACES = [  # (exercise, a fault, what is told of the first case that it spoils)
+    ("q-learning", "run.step += 1 -> pass", "Look next at the line after env.step: run.step"),
+    ("q-learning", "run.step += 1 -> run.step += 2", "steps, yours 12, expected 6.*where run.step is counted"),
+    ("q-learning", "state = next_state\n -> \n", "by never computing the state anew.*Look next at the end of the loop"),
+    (
+        "q-learning",
+        "0.0 if terminated else args.gamma -> args.gamma",
+        "call 3 of q_learning_target, yours: .*discount=0.5.*call 3 of q_learning_target, expected: .*discount=0,",
+    ),
+    ("q-learning", "total += reward -> total = reward", "return and length of each.*Look next at what is summed up"),
+    (
+        "gae",
+        ("= torch.empty_like -> = torch.zeros_like", "range(len(rewards)) -> range(len(rewards) - 1)"),
+        "leaving the last row out: the loop begins a row too early",
+    ),
+    (
+        "epsilon-greedy",
+        "rng.random() < -> __import__('random').random() <",
+        "from random in epsilon_greedy, not from rng",
+    ),
+    (
+        "replay",
+        "rng.integers(self.size, size=batch_size) -> np.random.randint(self.size, size=batch_size)",
+        "from np.random in ReplayBuffer.sample, not from rng",
+    ),
+    (
+        "priorities",
+        "rng.random(batch_size) -> np.random.rand(batch_size)",
+        "from np.random in SumTree.sample, not from",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, change, words", PLACES)
+def test_the_place_of_a_fault_is_told(name, change, words):
+    """The call that differs, not the first of several; where to look; random numbers that no seed knows."""
+    assert re.search(words, with_change(name, change)[0], re.DOTALL), with_change(name, change)[0]
+
+
+def test_grids_and_buffers_are_drawn(tmp_path):
+    """By hand: in a corner of the grid one number is wrong; slot 0 of a buffer holds the reward of slot 1."""
+    grid = Table(columns=2)
+    assert grid.text([1, 2, 4, 5], [1, 3, 4, 5]).split("\n")[1:] == ["  1 2*  |  1  3", "  4  5  |  4  5"]
+    assert grid.text([1, 2, 4], [1, 3, 4, 5]) == ""
+    assert grid.save(tmp_path / "grid.png", [1, 2, 4, 5], [1, 3, 4, 5]) and (tmp_path / "grid.png").stat().st_size > 0
+    (first, *_) = with_change("replay", "= rewards[played] -> = rewards[0]")
+    assert re.search(r"slot +obs +action +reward", first) and re.search(r"\n +1 +2 +1 +1\* ", first), first
+    assert "yours, where" in "".join(with_change("value-iteration", "else gamma * values -> else 0.9 * values"))
+
+
+def test_instructions_stand_in_their_function():
+    """A list in each, of what belongs to it."""
+    text = copies.working_copy([EXERCISES["q-learning"]])
+    target, play = (copies.text_of(text, name) for name in ("q_learning_target", "play_episode"))
+    assert "    # * Write R + gamma max Q.\n" in target and "    # * Count run.step.\n" in play
+    assert "run.step" not in target and all(task.level in ("easy", "medium", "hard") for task in EXERCISES.values())
 
 
 def test_random_inputs_are_shown():
@@ -335,8 +405,8 @@ def test_a_blanked_copy_is_the_script_but_for_the_blanks():
     source += '        """Kept,\n        both lines."""\n        x = 1\n        return x\n\n    h = 3  # kept\n'
     task = replace(EXERCISES["gae"], name="e", blanks=("f", "C.g"), task="write it")
     blanked = copies.blanked(source, task)
-    wanted = source.replace("    return a  # gone\n", "    # Exercise e: write it\n    raise E(f)\n")
-    wanted = wanted.replace("        x = 1\n        return x\n", "        raise E(C.g)\n")
+    wanted = source.replace("    return a  # gone\n", "    # Exercise e:\n    # * Write it\n    raise E(f)\n")
+    wanted = wanted.replace("        x = 1\n        return x\n", "        # Exercise e\n        raise E(C.g)\n")
     assert blanked == re.sub(r"raise E\((.*)\)", r'raise NotImplementedError("exercise: e: write \1")', wanted)
 
 
@@ -494,6 +564,15 @@ def test_results_are_written_after_each_step(tmp_path, monkeypatch):
     assert "given up after 0.5 seconds" in text and written == [3, 4, 5]
 
 
+def test_an_endless_case_costs_its_own_points_only(tmp_path, monkeypatch):
+    """The second case of three never ends; the others count."""
+    assert check.LIMITS["answers"] == 10
+    monkeypatch.setattr(check, "LIMITS", check.LIMITS | {"answers": 1})
+    source = RIGHT.replace("    n = len", "    while epsilon == 0.4: pass\n    n = len")
+    scores, text, code = graded(tmp_path, monkeypatch, source, "--up-to", "1")
+    assert [*scores.values()] == [16, 0, 17] and "given up after 1 seconds" in text and code == 1
+
+
 def test_a_link_is_no_submission(tmp_path, monkeypatch):
     try:
         (tmp_path / "qlearning.py").symlink_to(ROOT / "qlearning.py")
@@ -557,6 +636,54 @@ def lines_of_body(script, name):
     return [line.split("  #")[0] for line in lines[first:last]]
 
 
+LATER = [  # (what is handed out, functions of later weeks that stand in the same scripts)
+    (["bandit", "epsilon-greedy"], "qlearning.py", ["play_episode", "expected_sarsa_target", "double_q_target"]),
+    (["returns", "gae"], "ppo.py", ["policy_loss", "value_loss", "compute_vtrace"]),
+    (["week", "3"], "qlearning.py", ["play_episode", "expected_sarsa_target", "double_q_target"]),
+]
+
+
+@pytest.mark.parametrize("names, file, later", LATER)
+def test_a_handout_gives_no_other_week_away(names, file, later, tmp_path, monkeypatch):
+    """No line of these functions can be read, yet the scripts run; a week has its sheet with what it needs."""
+    run(release, monkeypatch, tmp_path, *names, "--out", "out")
+    texts = {str(path.relative_to(tmp_path)): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.*")}
+    secrets = [line.strip() for name in later for line in lines_of_body(file, name)]
+    secrets = [line for line in secrets if len(line) > 35 and copies.source_of(file).count(line) == 1]
+    assert secrets and [line for line in secrets if any(line in text for text in texts.values())] == []
+    folder = tmp_path / "out" / ("sheet" if names[0] == "week" else "")
+    if names[0] == "week":
+        assert {path.name for path in folder.iterdir()} == {"README.md", "compare.py", "qlearning.py"}
+        assert {"prediction.py", "check.py"} <= {path.name for path in folder.parent.iterdir()}
+    original = mechanism.original(file)
+    try:
+        module = mechanism.load(folder / file)
+        if file == "ppo.py":
+            import torch
+
+            ratio, advantage = torch.tensor([0.5, -0.5]), torch.tensor([1.0, 2.0])
+            assert module.policy_loss(ratio, advantage, 0.2) == original.policy_loss(ratio, advantage, 0.2)
+        else:
+            assert module.double_q_target(1.0, 0.5, [3.0, 7.0], [9.0, 4.0]) == 3.0
+    finally:
+        sys.modules[original.__name__] = original
+
+
+@pytest.mark.slow
+def test_the_script_of_a_sheet_trains(tmp_path, monkeypatch):
+    """With what this week asks for packed, a run gives what the script's own run gives."""
+    rows = []
+    release.release_week(3, tmp_path / "out")
+    for script in (tmp_path / "out/sheet/qlearning.py", ROOT / "qlearning.py"):
+        flags = "--algorithm sarsa --total-timesteps 2000 --eval-episodes 2 --no-progress --run-dir".split()
+        folder = tmp_path / script.parent.name
+        subprocess.run([sys.executable, script, *flags, folder], check=True, capture_output=True)
+        table = (folder / "metrics.csv").read_text().splitlines()
+        keep = [i for i, name in enumerate(table[0].split(",")) if name not in ("seconds", "sps")]
+        rows.append([[line.split(",")[i] for i in keep] for line in table])
+    assert rows[0] == rows[1]
+
+
 @pytest.mark.slow
 def test_a_handout_stands_alone(tmp_path):
     """Away from the repository its checks fail on what was handed out, name a mistake, and pass what was solved."""
@@ -608,8 +735,8 @@ def test_the_course_has_every_exercise_hunt_and_sheet():
         assert (
             f"exercises/sheets/week-{week:02}.md" in text and (ROOT / f"exercises/teachers/week-{week:02}.md").exists()
         )
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (\d+) \|", course, re.MULTILINE)
-    assert rows == [(task.name, str(task.minutes)) for task in EXERCISES.values()]
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (\d+) \| (\w+) \|", course, re.MULTILINE)
+    assert rows == [(task.name, str(task.minutes), task.level) for task in EXERCISES.values()]
     assert week == len(SHEETS) == 12
 
 
