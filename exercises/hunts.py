@@ -4,9 +4,12 @@ script does: short runs in probe environments, and calls. Their cases say what c
 Of a hunt with several bugs a number draws one; all have the same cases.
 """
 
+import copy
+
 import numpy as np
 from inputs import lists, normal, share, slopes, tensor, together
 from mechanism import hunt
+from processes import Threads
 from runner import trained
 
 
@@ -304,6 +307,49 @@ hunt(
         "nearly as good. On Pendulum-v1 nothing is wrong.",
         "es_gradient: return (plus - minus) @ noise -> return (plus + minus) @ noise": "theta moves in every "
         "generation, and candidates differ in their returns; but the curve wanders, and more candidates do not help.",
+    },
+)
+
+
+def updated_apart(m, *sizes):
+    """(value loss, gradient of the critic's last layer) that processes with so many rows of Cue agree on."""
+    import torch
+
+    args = m.Args(env_id="Classroom/Cue-v0", hidden_sizes=(8,), num_envs=4, normalize_obs=False)
+    torch.manual_seed(1)
+    numbers = torch.randn(8, 40)
+    agent = m.make_agent(args, m.make_envs(args, 1))
+
+    def update(rank):
+        mine = copy.deepcopy(agent)
+        obs, *rest, returns = [field.split(sizes)[rank] for field in numbers]
+        actions = (rest[0] > 0).long().unsqueeze(1)
+        rest[4] = rest[4].exp()
+        batch = m.Batch(obs.unsqueeze(1).repeat(1, len(agent.critic[0].weight[0])), actions, *rest[:5], returns.abs())
+        loss, metrics = m.ppo_loss(mine, batch, args)
+        loss.backward()
+        gradients = [weights.grad for weights in mine.parameters()]
+        m.average([*gradients, *metrics.values()], len(obs))
+        return metrics["value_loss"], gradients[-2]
+
+    return Threads(len(sizes), patience=5).run(m, update)[0]
+
+
+hunt(
+    "hunt-ddp",
+    "ppo_ddp.py",
+    "week 10, 30 minutes",
+    cases={
+        "two processes with 20 rows each: (value loss, gradient of the critic's last layer)": (
+            lambda m: updated_apart(m, 20, 20),
+            0.001,
+        ),
+        "the same rows, but one process has 36 of them and the other 4": (lambda m: updated_apart(m, 36, 4), 0.001),
+    },
+    bugs={
+        "average: sums = rows * torch.cat -> sums = torch.cat": "Without torchrun nothing is wrong, nor where all "
+        "processes have equally many rows. In environments with short episodes two processes do not learn quite as one "
+        "does: rows after an end drop out, in one process more of them than in the other.",
     },
 )
 

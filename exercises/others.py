@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 from inputs import arrays, flags, lists, normal, pick, share, slopes, tensor, tensors, together, uniform
 from mechanism import exercise
+from processes import Threads
 
 PENDULUM = {"env_id": "Pendulum-v1", "total_timesteps": 12_000, "batch_size": 128, "hidden_sizes": (64, 64),
             "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "gamma": 0.98, "eval_every": 1_000,
@@ -194,6 +195,51 @@ exercise(
         "the wrong sign: it has to point uphill": "(plus - minus) -> (minus - plus)",
     },
     learn=(ES_CARTPOLE, 200.0),
+)
+
+
+def averaged(*rows):
+    """What `average` makes of the means of these rows, and of their squares, in processes that have them."""
+
+    def work(m, own):
+        import torch
+
+        own = torch.tensor(own).reshape(-1, 1)
+        means = [own.mean(0), (own**2).mean()]
+        m.average(means, len(own))
+        return means
+
+    return lambda m: Threads(len(rows), patience=5).run(m, lambda rank: work(m, rows[rank]))
+
+
+def averaged_at_random(m, rng):
+    """As `averaged`, of up to four processes, some of which may have no rows."""
+    sizes = rng.integers(0, 5, rng.integers(1, 5))
+    sizes[0] += 1
+    return averaged(*(rng.normal(size=size).tolist() for size in sizes))(m)
+
+
+exercise(
+    "weighted-mean",
+    course="week 10, 20 minutes, easy: many processes: the gradient of all rows",
+    cut="ppo_ddp.py: average",
+    task="let several processes learn as one. `tensors` is a list of tensors of any shape (gradients, metrics), each "
+    "the mean over `rows` rows of this process. Write the mean over the rows of all processes into each, in place. "
+    "Processes have different numbers of rows; a process without any has NaN, the mean of nothing. "
+    "distributed.all_reduce(x) replaces x by its sum over all processes; each must call it equally often. Where "
+    "distributed.is_initialized() is False, nothing is to be done. What happens if another process fails is not asked.",
+    cases={
+        "three rows with mean 2, one row with mean 6 | the docstring at the top of the script: "
+        "who counts how much": averaged([1.0, 2.0, 3.0], [6.0]),
+        "three rows, one, none | 0 times NaN is NaN": averaged([1.0, 2.0, 3.0], [6.0], []),
+    },
+    random=averaged_at_random,
+    mistakes={
+        "the mean of the means: a process counts by its rows": "sums = rows * torch -> sums = torch",
+        "letting the NaN of a process without rows through: 0 times NaN is NaN": "if rows == 0 -> if False",
+        "adding up without dividing by the number of all rows": "(sums[1:] / sums[0]) -> (1 * sums[1:])",
+        "dividing by the number of processes": "(sums[1:] / sums[0]) -> (sums[1:] / process()[1])",
+    },
 )
 
 

@@ -21,7 +21,7 @@ from copies import asked_from, definitions, packed, source_of, working_copy
 from mechanism import EXERCISES, HERE, HUNTS, ROOT, TABLES, BadInput, Reference, find, run_main
 from start import describe
 
-CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "pictures.py", "probes.py", "runner.py")
+CHECKS = ("check.py", "copies.py", "inputs.py", "mechanism.py", "pictures.py", "probes.py", "processes.py", "runner.py")
 REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# Tests and style")[0]
 
 

@@ -33,7 +33,7 @@ from sheets import commands  # noqa: E402
 mechanism.load_tables()
 QUICK = "td-targets returns gae clip double-dqn polyak squashed joint-state ppod-priorities".split()
 LONG = "build-dqn build-ppo epsilon-greedy replay".split()  # which train, or draw many times
-QUICK_HUNTS = "hunt-es hunt-ppod hunt-mappo".split()
+QUICK_HUNTS = "hunt-es hunt-ddp hunt-ppod hunt-mappo".split()
 
 SOUND = {  # other ways of writing than the scripts' own
     "epsilon-greedy": """

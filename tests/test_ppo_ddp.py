@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -21,60 +20,7 @@ import torch
 from tools import Chance, catches, close, flat, rehearse, vector_env
 
 import ppo
-
-
-class Threads:
-    """Stands for torch.distributed: `number` threads, of which one runs while the others wait to exchange."""
-
-    def __init__(self, number):
-        self.number, self.ranks = number, threading.local()
-        self.turn, self.barrier, self.values = threading.Lock(), threading.Barrier(number), [None] * number
-        self.is_initialized = lambda: True
-        self.get_rank = lambda: self.ranks.own
-        self.get_world_size = lambda: number
-        self.destroy_process_group = lambda: None
-
-    def meet(self, kind, value):
-        self.values[self.ranks.own] = kind, copy.deepcopy(value)
-        self.turn.release()
-        try:
-            self.barrier.wait(30)
-            values = copy.deepcopy(self.values)
-            self.barrier.wait(30)
-        finally:
-            self.turn.acquire()
-        assert {kind for kind, _ in values} == {kind}, "the processes are at different places"
-        return [value for _, value in values]
-
-    def all_gather_object(self, values, value):
-        values[:] = self.meet("gather", value)
-
-    def all_reduce(self, tensor):
-        tensor.copy_(sum(self.meet("reduce", tensor)))
-
-    def run(self, script, work):
-        """[work(rank) of each], in as many threads."""
-        results, errors = [None] * self.number, []
-
-        def one(rank):
-            self.ranks.own = rank
-            with self.turn:
-                try:
-                    results[rank] = work(rank)
-                except BaseException as error:
-                    errors.append(error)
-                    self.barrier.abort()
-
-        with mock.patch.object(script, "distributed", self), mock.patch.dict(os.environ, LOCAL_RANK="0"):
-            threads = [threading.Thread(target=one, args=[rank]) for rank in range(self.number)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        for error in sorted(errors, key=lambda error: not isinstance(error, AssertionError)):
-            raise error
-        return results
-
+from exercises.processes import Threads
 
 # ------------------------------------------------------------------------------------------------- a lesson, by hand
 
@@ -208,7 +154,8 @@ def train_together(script, processes, args):
 
     replaced = {"Run": quiet_run(script), "write_file": lambda path, write: None}
     replaced["make_envs"] = lambda args, num_envs, *_: vector_env([Chance], num_envs)
-    with mock.patch.multiple(script, **replaced), mock.patch.object(script.subprocess, "run"):
+    no_git = mock.patch.object(script.subprocess, "run")
+    with mock.patch.multiple(script, **replaced), no_git, mock.patch.dict(os.environ, LOCAL_RANK="0"):
         return Threads(processes).run(script, work)
 
 
