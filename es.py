@@ -28,6 +28,7 @@ processes and keeps the run folder.
 """
 
 import ast
+import atexit
 import importlib
 import json
 import math
@@ -685,6 +686,7 @@ def join_processes():
     if distributed.is_torchelastic_launched():
         own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL wants one each
         distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpus else "gloo")
+        atexit.register(distributed.destroy_process_group)  # else its threads may abort at the end
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
             exchange("waiting")
@@ -698,7 +700,6 @@ def exchange(value):
     try:
         distributed.all_gather_object(values, value)
     except RuntimeError:
-        distributed.destroy_process_group()  # else its threads may abort while this process ends
         sys.exit()
     return values
 

@@ -33,6 +33,7 @@ processes, keeps the run folder and draws the curve.
 """
 
 import ast
+import atexit
 import importlib
 import json
 import math
@@ -471,8 +472,14 @@ def value_loss(values, old_values, returns, clip_coef=None):
 
 def normalize_over_all(advantages):
     """Zero mean and unit (population) deviation over the batches (B,) of all processes together."""
-    of_all = torch.cat(exchange(advantages.cpu())).to(advantages.device)
-    return (advantages - of_all.mean()) / (of_all.std(correction=0) + 1e-8)
+    if not distributed.is_initialized():
+        return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    x = advantages.double()  # else the difference of squares is inexact
+    sums = torch.stack([torch.ones_like(x), x, x**2]).sum(dim=1)
+    add_up(sums)
+    mean = sums[1] / sums[0]
+    variance = sums[2] / sums[0] - mean**2
+    return ((x - mean) / (variance.clamp(min=0).sqrt() + 1e-8)).to(advantages.dtype)
 
 
 normalize = normalize_over_all  # as ppo_loss calls it
@@ -887,6 +894,7 @@ def join_processes():
     if distributed.is_torchelastic_launched():
         own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL wants one each
         distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpus else "gloo")
+        atexit.register(distributed.destroy_process_group)  # else its threads may abort at the end
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
             exchange("waiting")
@@ -900,9 +908,16 @@ def exchange(value):
     try:
         distributed.all_gather_object(values, value)
     except RuntimeError:
-        distributed.destroy_process_group()  # else its threads may abort while this process ends
         sys.exit()
     return values
+
+
+def add_up(sums):
+    """Replace a tensor by its sum over all processes. As exchange, but four times as fast."""
+    try:
+        distributed.all_reduce(sums)
+    except RuntimeError:
+        sys.exit()
 
 
 def average(tensors, rows):
@@ -910,7 +925,7 @@ def average(tensors, rows):
 
         x = sum_k n_k x_k / sum_k n_k
 
-    Process k has n_k rows: not all have as many, since reset rows drop out. All is one message.
+    Process k has n_k rows: not all have as many, since reset rows drop out. All tensors are one message.
     """
     if not distributed.is_initialized():
         return
@@ -918,11 +933,7 @@ def average(tensors, rows):
     sums = rows * torch.cat([weight, *[x.flatten() for x in tensors]])
     if rows == 0:
         sums.zero_()  # the mean of nothing is NaN
-    try:
-        distributed.all_reduce(sums)
-    except RuntimeError:  # as in exchange
-        distributed.destroy_process_group()
-        sys.exit()
+    add_up(sums)
     means = (sums[1:] / sums[0]).split([x.numel() for x in tensors])
     for x, mean in zip(tensors, means):
         x.copy_(mean.view_as(x))

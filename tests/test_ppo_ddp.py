@@ -52,8 +52,8 @@ def test_weighted_mean(script):
 
 
 @catches(
-    "normalize_over_all, moments of one process only: exchange(advantages.cpu()) -> [advantages.cpu()]",
-    "normalize_over_all, mean of one process only: of_all.mean() -> advantages.mean()",
+    "normalize_over_all, moments of one process only: add_up(sums) -> pass",
+    "normalize_over_all, mean of one process only: sums[1] / sums[0] -> x.mean()",
 )
 def test_advantages(script):
     """Process 0 has the advantages 1 and 3, process 1 has 5, 7 and 9: their mean is 5, their variance
@@ -97,7 +97,7 @@ class Lines(torch.nn.Module):
 
 @catches(
     "average, mean of means: sums = rows * torch -> sums = torch",
-    "normalize_over_all, moments of one process only: exchange(advantages.cpu()) -> [advantages.cpu()]",
+    "normalize_over_all, moments of one process only: add_up(sums) -> pass",
 )
 def test_gradient_in_float64(script):
     """However 40 rows are divided, gradient and metrics of an update are those of ppo.py on all rows to 1e-12."""
@@ -222,7 +222,7 @@ def test_as_one_process(script, name):
     "divide_run, seeds alike in all processes: args.seed + 1_000_000 * rank -> args.seed",
     "share_of_this_process, weights differ at the start: // processes) -> // processes, seed=process()[0])",
     "RunningMeanStdOfAll, statistics of one process only: np.concatenate(exchange(rows)) -> rows",
-    "normalize_over_all, moments of one process only: exchange(advantages.cpu()) -> [advantages.cpu()]",
+    "normalize_over_all, moments of one process only: add_up(sums) -> pass",
     "average, mean of means: sums = rows * torch -> sums = torch",
     "explained_variance_of_all, of one process: exchange(played) -> [played]",
     "count_rollout, one process's steps: ~reset_rows[t] -> ~buffer.reset_rows[t]",
@@ -276,7 +276,7 @@ def test_refusal(script):
     assert Threads(3).run(script, work) == ["num_envs 8 does not divide among 3 processes"] * 3
 
 
-@catches("average, waits or complains: sys.exit() -> raise")
+@catches("add_up, waits or complains: sys.exit() -> raise")
 def test_ends_with_the_others(script):
     """If another process has ended, this one does so as well, in silence."""
     gone = mock.Mock(**{"all_reduce.side_effect": RuntimeError("closed")})
