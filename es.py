@@ -684,9 +684,9 @@ def join_processes():
     the others do.
     """
     if distributed.is_torchelastic_launched():
-        own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # NCCL wants one each
+        own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
         distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpus else "gloo")
-        atexit.register(distributed.destroy_process_group)  # else its threads may abort at the end
+        atexit.register(distributed.destroy_process_group)  # its threads may abort
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
             exchange("waiting")
@@ -721,10 +721,7 @@ def candidates_of_this_process(args):
 
 
 def make_run(args, envs):
-    """A Run. The first process's is in the run folder.
-
-    The others do as it does, in temporary folders, in which nobody looks.
-    """
+    """A Run. All but the first process's are in temporary folders, in which nobody looks."""
     rank, _ = process()
     if rank == 0:
         return Run(args, envs)

@@ -26,6 +26,7 @@ OFF_POLICY = FEW + "--num-envs 2 --learning-starts 8 --batch-size 4 --buffer-siz
 SHORT = {  # a run of each script that takes a second
     "ppo": SMALL,
     "reinforce": FEW + "--num-envs 2 --max-episode-steps 8",
+    "ppo_ddp": SMALL,
     "ppo_masked": SMALL,
     "ppo_rnd": SMALL,
     "ppod": SMALL + " --rho 0 --phi 0",
