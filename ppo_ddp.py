@@ -892,8 +892,8 @@ def join_processes():
     the others do.
     """
     if distributed.is_torchelastic_launched():
-        own_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if own_gpus else "gloo")
+        gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
         atexit.register(distributed.destroy_process_group)  # its threads may abort
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
@@ -1003,7 +1003,7 @@ def make_run(args, envs):
 
 
 def start_run(run, **parts):
-    """Start the run with these parts. The other processes begin when the first one has."""
+    """Start the run with these parts. The others begin when the first one has."""
     run.start(**parts)
     if process()[0] == 0:
         exchange("begun")
