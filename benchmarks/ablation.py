@@ -24,6 +24,7 @@ RAINBOW["DQN"] = f"dqn.py {SHORT}"
 DQN = {
     "DQN": "dqn.py",
     "clipped error": "dqn.py --clip-error",
+    "gradients of 10 at most": "dqn.py --max-grad-norm 10",
     "learning rate / 2": "dqn.py --learning-rate 3.5e-4",
     "learning rate x 2": "dqn.py --learning-rate 1.4e-3",
     "gamma 0.98": "dqn.py --gamma 0.98",

@@ -48,7 +48,6 @@ def learn(envs, buffer, seed, clip_error):
             loss, q = dqn.dqn_loss(agent, target, buffer.sample(args.batch_size, rng), args)
             optimizer.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
             total += q
         dqn.polyak(target, agent, 1.0)

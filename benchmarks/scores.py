@@ -23,10 +23,14 @@ from common import ROOT, call, keep, missing, stamp, thin
 sys.path.insert(0, str(ROOT))
 
 
+def folder_of(script, env_id, seed, flags, text):
+    """Where a run lies."""
+    return ROOT / "runs" / "scores" / re.sub(r"[^\w.=-]+", "_", f"{Path(script).stem} {env_id} {flags} {seed} {text}")
+
+
 def measure(script, env_id, seed, flags, text):
     """Figures of one run. A run of the same text that was begun is gone on with."""
-    name = re.sub(r"[^\w.=-]+", "_", f"{Path(script).stem} {env_id} {flags} {seed} {text}")
-    folder = ROOT / "runs" / "scores" / name
+    folder = folder_of(script, env_id, seed, flags, text)
     memory = None  # of a run that was over before
     if not (folder / "summary.json").exists():
         begin = ["--env-id", env_id, "--seed", seed, "--eval-episodes", 100, *shlex.split(flags), "--run-dir", folder]

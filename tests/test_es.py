@@ -500,7 +500,7 @@ def test_what_ends_the_run(script):
     assert run.step == 36 and run.checkpoint_every == 3
     made.clear()
     rehearse(script, world, **four, total_timesteps=36, checkpoint_every=12)
-    assert len(made) == 1 + 4 + 4 * 4 + 1  # to look at one; at first; after 0, 12, 24, 36 steps; for the evaluation
+    assert len(made) == 1 + 4 + 4 * 3 + 1  # to look at one; at first; after 0, 12 and 24 steps; for the evaluation
     assert rehearse(script, world, **four, stop_at_return=3, eval_every=50).evaluations["step"] == [60]
 
 

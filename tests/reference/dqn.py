@@ -70,7 +70,8 @@ def train(args, world):
                     losses, q = zip(*[loss_of(*row) for row in rows])
                     optimizer.zero_grad()
                     (sum(losses) / args.batch_size).backward()
-                    torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    if args.max_grad_norm:
+                        torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                     optimizer.step()
                     metrics["loss"].append(sum(losses).item() / args.batch_size)
                     metrics["q"].append(sum(q) / args.batch_size)
