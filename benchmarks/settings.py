@@ -2,9 +2,9 @@
 
     python benchmarks/settings.py [--seeds 11 12] [--draw]
 
-Four quick environments of unknown.py's choosing half, 100,000 steps each. The effect of a change is the gain over random play
-that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes benchmarks/results/settings.json, a
-seed at a time, skips what is there and draws docs/settings.png.
+Four quick environments of unknown.py's choosing half, 100,000 steps each. The effect of a change is the gain over
+random play that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes
+benchmarks/results/settings.json, a seed at a time, skips what is there, and draws docs/settings.png.
 """
 
 import argparse
