@@ -13,7 +13,6 @@ import copy
 import sys
 import tempfile
 from collections import deque
-from itertools import product
 
 import torch
 from common import ROOT, keep, missing, stamp
