@@ -251,9 +251,9 @@ class Agent(nn.Module):
 
 # -------------------------------------------------------------------------------- returns and buffer
 # All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
-# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
-# rewards that were cut off. Rewards of later episodes never count. If both flags are set, terminated
-# wins.
+# step t: an estimate of all later rewards, used in their place (bootstrapping). After termination it
+# counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards
+# of later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
@@ -334,9 +334,10 @@ class RolloutBuffer:
          2   s2, the final one    ignored  0       no          yes
          3   s0 of the next one   a0       r0      no          no
 
-    Row 2 never enters a minibatch, but it holds s2, whose value row 1 needs if it was truncated. So
-    the successor of step t is always the observation in row t + 1, whether or not an episode ended
-    in between. Advantages are not carried back from row 2 to row 1, since row 1 ends the episode.
+    Row 2 never enters a minibatch: its action did nothing, so there is nothing to learn from it. But
+    it holds s2, whose value row 1 needs if it was truncated. So the successor of step t is always the
+    observation in row t + 1, whether or not an episode ended in between. Advantages are not carried
+    back from row 2 to row 1, since row 1 ends the episode.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -438,7 +439,7 @@ class RolloutBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """

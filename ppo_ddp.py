@@ -345,9 +345,10 @@ class RolloutBuffer:
          2   s2, the final one    ignored  0       no          yes
          3   s0 of the next one   a0       r0      no          no
 
-    Row 2 never enters a minibatch, but it holds s2, whose value row 1 needs if it was truncated. So
-    the successor of step t is always the observation in row t + 1, whether or not an episode ended
-    in between. Advantages are not carried back from row 2 to row 1, since row 1 ends the episode.
+    Row 2 never enters a minibatch: its action did nothing, so there is nothing to learn from it. But
+    it holds s2, whose value row 1 needs if it was truncated. So the successor of step t is always the
+    observation in row t + 1, whether or not an episode ended in between. Advantages are not carried
+    back from row 2 to row 1, since row 1 ends the episode.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -449,7 +450,7 @@ class RolloutBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -965,6 +966,8 @@ def divide_run(run, args, **parts):
     run.checkpoint_every = args.checkpoint_every or max(run.checkpoint_every, 5_000 * args.num_envs)
     run.noted = []  # what run.count says of episodes that have ended, until count_rollout counts them
     run.add_episode = lambda n, total, length: run.noted.append((total, length))
+    if rank > 0:
+        run.log = lambda **metrics: None  # they are the same: a NaN is for the first process to report
     start_run(run, **parts)
     if run.processes != process()[1]:
         print(f"begun by {run.processes} processes: it goes on, but with other random numbers")

@@ -530,7 +530,7 @@ class CuriousBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """

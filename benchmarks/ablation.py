@@ -42,6 +42,10 @@ RND = {
     "PPO": "ppo.py --num-envs 16 --num-minibatches 8 --learning-rate 1e-3 --total-timesteps 400000",
 }
 PPOD = {"PPO+D": "ppod.py", "PPO": "ppod.py --rho 0 --phi 0", "no value demos": "ppod.py --rho 0.4 --phi 0"}
+MEMORY = "ppod.py --rho 0 --phi 0 --num-envs 32 --num-steps 64 --num-minibatches 8 --update-epochs 4 --gae-lambda 0.9 "
+MEMORY += "--learning-rate 2e-3 --anneal-lr --gamma 0.98 --ent-coef 0 --hidden-sizes 64 --gru-size 64 "
+MEMORY += "--no-normalize-obs --no-normalize-reward --total-timesteps 300000"
+GRUS = {"with a": "", "without a": "no-"}
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
@@ -52,6 +56,10 @@ STUDIES = {  # name: (environments, {variant: its command})
     "ppo_rnd": (["MiniGrid-MultiRoom-N4-S5-v1"], RND),
     "ppod": (["MiniGrid-DoorKey-16x16-v0"], PPOD),
     "ppo_masked": (["Taxi-v4"], {"masked": "ppo_masked.py"} | MASKED),
+    "memory": (
+        ["benchmarks.blind:BlindCartPole-v0"],
+        {f"{x} GRU": f"{MEMORY} --{y}recurrent" for x, y in GRUS.items()},
+    ),
     "qlearning": (["CliffWalking-v1", "Taxi-v4", "FrozenLake-v1"], QLEARNING),
 }
 

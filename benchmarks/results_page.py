@@ -164,6 +164,27 @@ def unknown(script):
     return table(*rows)
 
 
+def effects():
+    """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, the best change first."""
+    found = {key: statistics.mean(entry["returns"]) for key, entry in read("settings").items()}
+    rows = {}
+    for key, score in found.items():
+        name, dashes, change = key.partition(" --")
+        if dashes:
+            chance, defaults = found[f"{name} random"], found[f"{name} defaults"]
+            rows.setdefault(f"--{change}", {})[name] = (score - chance) / (defaults - chance)
+    return dict(sorted(rows.items(), key=lambda row: -statistics.mean(row[1].values())))
+
+
+def settings(_):
+    """The table of settings.py: what a change does to the gain over random play."""
+    rows = [["change", "mean", "worst", "where"]]
+    for change, shares in effects().items():
+        worst = min(shares, key=shares.get)
+        rows.append([f"`{change}`", number(statistics.mean(shares.values())), number(shares[worst]), worst])
+    return table(*rows)
+
+
 def total(name):
     """The sum of a field of all entries, "FILE FIELD"."""
     file, field = name.split()
@@ -244,7 +265,7 @@ def draw_curves():
         draw_panels(f"{script}_curves.png", found, "return")
 
 
-KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, unknown, total)}
+KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, unknown, settings, total)}
 
 
 def written(mark):

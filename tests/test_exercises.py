@@ -765,7 +765,9 @@ def test_a_sheet_asks_and_does_not_tell(sheet):
     asked, answers = (path.read_text(encoding="utf-8") for path in (sheet, ROOT / "exercises/teachers" / sheet.name))
     parts = lambda text: re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     numbered = lambda text: len(re.findall(r"^\d\. ", text, re.MULTILINE))
-    assert [title for title, _ in parts(asked)] == ["Before you run", "Run", "Explain"]
-    assert [numbered(text) for _, text in parts(asked)][::2] == [numbered(text) for _, text in parts(answers)][::2]
+    assert [title for title, _ in parts(asked)] == ["Before you run", "Run", "Explain", "Quiz"]
+    quiz = parts(asked)[3][1]
+    assert 2 <= numbered(quiz) <= 3 and numbered(quiz) == len(re.findall(r"<details>.+</details>", quiz))
+    assert [numbered(text) for _, text in parts(asked)][:3:2] == [numbered(text) for _, text in parts(answers)][::2]
     for sentence in re.split(r"(?<=[.:?])\s", " ".join(answers.split("\n", 1)[1].split())):
         assert len(sentence) < 30 or sentence not in " ".join(asked.split()), sentence

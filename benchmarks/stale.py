@@ -1,0 +1,104 @@
+"""Actors that lag behind the learner, the case that V-trace was made for: GAE, V-trace and plain returns side by side.
+
+    python benchmarks/stale.py [--seeds 1 2 3] [--env-ids CartPole-v1 Acrobot-v1]
+
+The policy that collects a rollout is that of k updates ago, k = 0, 1, 4; everything else, settings included, is that
+of ppo.py. GAE and plain returns take the collecting policy for pi_old; V-trace corrects from it to the present policy.
+The score is that of the final weights in 100 episodes. Writes benchmarks/results/stale.json, a seed at a time, and
+skips what is there.
+"""
+
+import argparse
+import copy
+import sys
+import tempfile
+from collections import deque
+
+import torch
+from common import ROOT, keep, missing, stamp
+from torch import nn
+
+sys.path.insert(0, str(ROOT))
+import ppo  # noqa: E402
+
+
+def play(buffer, actor, run, envs, obs, dones, noise):
+    """Fill the buffer with what `actor` does: (the last observations, whether episodes ended with them)."""
+    for t in range(len(noise)):
+        buffer.obs[t] = obs
+        buffer.reset_rows[t] = dones
+        buffer.actions[t] = actor.sample(obs, noise[t])
+        obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(
+            actor.to_env(buffer.actions[t])
+        )
+        run.count(obs, buffer.rewards[t], buffer.terminated[t] | buffer.truncated[t], reset_rows=dones)
+        dones = buffer.terminated[t] | buffer.truncated[t]
+    buffer.obs[-1] = obs
+    return obs, dones
+
+
+def train(args, lag):
+    """ppo.py's loop, with an actor that is `lag` updates behind: the final agent."""
+    torch.set_num_threads(1)
+    envs = ppo.make_envs(args, args.num_envs)
+    agent = ppo.make_agent(args, envs)
+    actor = copy.deepcopy(agent)
+    run = ppo.Run(args, envs)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    run.start(agent=agent, optimizer=optimizer)
+    envs, obs, dones, rng = run.new_envs()
+    buffer = ppo.RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
+    weights = deque(maxlen=lag + 1)
+    while not run.is_finished():
+        weights.append(copy.deepcopy(agent.state_dict()))
+        actor.load_state_dict(weights[0])
+        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
+        obs, dones = play(buffer, actor, run, envs, obs, dones, noise)
+        if args.normalize_reward:
+            buffer.scale_rewards(agent.return_stats, args.gamma)
+        mu_log_probs, _ = buffer.log_probs_and_values(actor)
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (run.remaining() if args.anneal_lr else 1)
+        for epoch in range(args.update_epochs):
+            if epoch == 0 or args.estimator == "vtrace":
+                log_probs, values = buffer.log_probs_and_values(agent)
+                old_log_probs = log_probs if args.estimator == "vtrace" else mu_log_probs
+                buffer.compute_advantages(old_log_probs, values, mu_log_probs, args)
+            for batch in buffer.minibatches(args.num_minibatches, rng):
+                loss, _ = ppo.ppo_loss(agent, batch, args)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+        if agent.obs_stats is not None:
+            agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
+    envs.close()
+    return agent
+
+
+def main():
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
+    parser.add_argument("--env-ids", nargs="*", default=["CartPole-v1", "Acrobot-v1"])
+    given = parser.parse_args()
+    runs = [
+        (e, k, x, s)
+        for s in given.seeds
+        for e in given.env_ids
+        for k in (0, 1, 4)
+        for x in ("gae", "vtrace", "vanilla")
+    ]
+    for env_id, lag, estimator, seed in runs:
+        stamped = stamp("ppo.py", env_id)
+        key = f"{env_id}, {estimator}, {lag} updates behind"
+        if missing("stale", key, stamped["text"], [seed]):
+            with tempfile.TemporaryDirectory() as folder:
+                args = ppo.tuned(env_id=env_id, estimator=estimator, seed=seed, progress=False, run_dir=folder)
+                agent = train(args, lag)
+            returns = ppo.evaluate(agent, args, 100, seed + 20_000)[0]
+            print(key, seed, returns, flush=True)
+            keep("stale", key, stamped, seed, {"returns": returns})
+
+
+if __name__ == "__main__":
+    main()
