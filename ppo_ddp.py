@@ -262,9 +262,9 @@ class Agent(nn.Module):
 
 # -------------------------------------------------------------------------------- returns and buffer
 # All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
-# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
-# rewards that were cut off. Rewards of later episodes never count. If both flags are set, terminated
-# wins.
+# step t: an estimate of all later rewards, used in their place (bootstrapping). After termination it
+# counts as 0: nothing follows. After truncation it stands for the rewards that were cut off. Rewards
+# of later episodes never count. If both flags are set, terminated wins.
 
 
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
