@@ -347,18 +347,14 @@ def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input.
 
-    Under torchrun, every process runs this loop with its share of the candidates. Only the first one
-    prints, and writes where anybody looks.
+    Under torchrun, every process runs this loop with its share of the candidates.
     """
     numbers = candidates_of_this_process(args)
     envs = make_envs(args, len(numbers))  # make_slots, below
     policy = make_agent(args, envs)  # make_flat_policy, below
     set_threads(image=False)
     optimizer = make_optimizer(args, policy)
-    run = make_run(args, envs)
-    tenth = math.ceil(min(args.total_timesteps, 5_000_000) / 10)
-    run.checkpoint_every = args.checkpoint_every or tenth  # often: no episode is interrupted
-    start_run(run, agent=policy, optimizer=optimizer)  # --resume loads their states
+    run = start_es_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
 
     envs, *_ = run.new_envs()
     set_total(run, run.num_episodes // args.population_size, args.num_generations)
@@ -739,6 +735,15 @@ def start_run(run, **parts):
     run.start(**parts)
     if process()[0] == 0:
         exchange("begun")
+
+
+def start_es_run(args, envs, **parts):
+    """A Run that has started with these parts."""
+    run = make_run(args, envs)
+    tenth = math.ceil(min(args.total_timesteps, 5_000_000) / 10)
+    run.checkpoint_every = args.checkpoint_every or tenth  # often: no episode is interrupted
+    start_run(run, **parts)
+    return run
 
 
 if __name__ == "__main__":

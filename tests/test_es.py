@@ -485,7 +485,7 @@ def test_rewards_have_no_unit(script):
 @catches(
     "count_candidates, num_generations forgotten: args.num_generations) -> None)",
     "train, old environments after a checkpoint: if run.write_what_is_due(): -> if run.write_what_is_due() and False:",
-    "train, rare checkpoints: args.checkpoint_every or tenth -> run.checkpoint_every",
+    "start_es_run, rare checkpoints: args.checkpoint_every or tenth -> run.checkpoint_every",
 )
 def test_what_ends_the_run(script):
     """Four candidates take three steps each. 25 steps are reached in the third generation; if num_generations is given,
