@@ -393,7 +393,7 @@ ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_start
          "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000}  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 8, "hidden_sizes": (120, 84), "target_network_frequency": 1_000,
-                    "exploration_fraction": 0.1, "total_timesteps": 300_000},
+                    "exploration_fraction": 0.1, "total_timesteps": 300_000, "stop_at_return": 500.0},
     "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
                        "target_network_frequency": 64, "hidden_sizes": (128, 128), "max_grad_norm": 10.0,
