@@ -21,17 +21,7 @@ SHORT = "--stop-at-return None --total-timesteps 20000"
 RAINBOW = {"Rainbow": f"rainbow.py {SHORT}"}
 RAINBOW |= {f"no {switch}": f"rainbow.py {SHORT} --no-{switch}" for switch in SWITCHES}
 RAINBOW["DQN"] = f"dqn.py {SHORT}"
-DQN = {
-    "DQN": "dqn.py",
-    "clipped error": "dqn.py --clip-error",
-    "gradients of 10 at most": "dqn.py --max-grad-norm 10",
-    "learning rate / 2": "dqn.py --learning-rate 3.5e-4",
-    "learning rate x 2": "dqn.py --learning-rate 1.4e-3",
-    "gamma 0.98": "dqn.py --gamma 0.98",
-    "buffer of 100,000 steps": "dqn.py --buffer-size 100000",
-    "copies every 500 steps": "dqn.py --target-network-frequency 500",
-    "copies every 2,000 steps": "dqn.py --target-network-frequency 2000",
-}
+DQN = {"DQN": "dqn.py", "clipped error": "dqn.py --clip-error", "gradients of 10 at most": "dqn.py --max-grad-norm 10"}
 MAPPO = {"EP": "mappo.py", "FP": "mappo.py --state-type FP", "HAPPO": "mappo.py --happo --no-share-policy"}
 MAPPO |= {f"{state}, GRU": f"{MAPPO[state]} --recurrent --data-chunk-length 5" for state in ("EP", "FP")}
 RND = {
