@@ -14,6 +14,7 @@ import json
 import re
 import shlex
 import sys
+import zlib
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 
 def folder_of(script, env_id, seed, flags, text):
-    """Where a run lies."""
+    """Where a run lies. Many flags become their checksum: a name has at most 255 characters."""
+    flags = flags if len(flags) < 100 else f"{zlib.crc32(flags.encode()):x}"
     return ROOT / "runs" / "scores" / re.sub(r"[^\w.=-]+", "_", f"{Path(script).stem} {env_id} {flags} {seed} {text}")
 
 
