@@ -73,8 +73,8 @@ class Args:
     tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # of the run, over which epsilon falls from start_e to end_e
-    max_grad_norm: float | None = None  # longer gradients, those of rare failures, are scaled down to it
+    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
+    max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers (vectors only)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
@@ -137,11 +137,11 @@ class QNetwork(nn.Module):
         else:
             self.head = relu_mlp(inputs, args.hidden_sizes, self.num_actions)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def forward(self, obs):
-        """Q (B, actions) of observations (B, …): images through the CNN, vectors flat, normalised."""
+        """Q (B, actions) of observations (B, …): images through the CNN, vectors flat."""
         if self.image:
             return self.head(self.cnn(obs))
         obs = obs.reshape(len(obs), -1).float()
@@ -166,7 +166,7 @@ class QNetwork(nn.Module):
         return self.to_env(self.greedy(obs))
 
     def to_env(self, actions):
-        """Actions (B,), counted from 0, as the environment counts them: Discrete has a start."""
+        """Actions (B,), counted from 0, as the environment counts them: from `start`."""
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
@@ -177,8 +177,8 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 class ReplayBuffer:
     """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its
-    action is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). It is
+    called a reset row here. Its action is ignored, and it is not stored:
 
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
@@ -186,8 +186,8 @@ class ReplayBuffer:
         s2     ignored  0       s0 of the next one     no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap from next_obs, those of truncated transitions too: so
-    nobody needs to know what was truncated.
+    reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
+    transitions do so too, so the buffer does not keep what was truncated.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -202,7 +202,7 @@ class ReplayBuffer:
         self.terminated = np.zeros(capacity, bool)
         self.capacity = capacity
         self.device = device
-        self.size = 0  # transitions stored so far
+        self.size = 0  # transitions stored now
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
@@ -255,35 +255,36 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 
         y = r + gamma (1 - terminated) Q'(s', a*)
         a* = argmax_a Q'(s', a)   (without `online_q`: Mnih 2015, algorithm 1)
-        a* = argmax_a Q(s', a)   (double DQN: arXiv 1509.06461, eq. 4; Q' is its theta^-)
+        a* = argmax_a Q(s', a)   (double DQN: arXiv 1509.06461, eq. 4 with theta^- for theta')
 
-    The first y is too high on average: the maximum prefers values with positive errors. The second
-    has less of this bias, since the errors of Q and Q' differ. `gamma`: a number or (B,).
+    With the first a*, y is too high on average: the maximum prefers values with positive errors.
+    The second has less of this bias, as the errors of Q and Q' differ. `gamma`: a number or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
 
 
 def q_bound(reward, discount):
-    """No true Q is above this, if `reward` is the largest one; 0 if it is negative.
+    """No true Q is above this if no reward is above `reward`; 0 if that is negative.
 
-    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
+    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)   (r a sum of n rewards: with gamma^n)
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
 
 def q_losses(q, targets, clip_error):
-    """Squared errors (B,); with `clip_error` Huber losses, whose slope is ±1 beyond 1 (Mnih 2015).
+    """Squared errors (B,); with `clip_error` Huber losses, whose slope is at most 1 (Mnih 2015).
 
-        L = (y - Q)^2
+        L = (y - Q)^2   (squared)
+        L = (y - Q)^2 / 2 if |y - Q| <= 1, else |y - Q| - 1/2   (Huber)
 
-    Q is a mean, and squared errors find the mean. Say that one step in twenty ends the episode and
-    is worth 0, the others 100. The slopes of the twenty losses add up to 0 where
+    Q must become the mean of y, and squared errors are least at the mean. Say that of twenty equal
+    steps one fails: its y is 0, that of the others 100. The slopes of the losses add up to 0 where
 
         19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
-        19 (100 - Q) = 1   (clipped: Q = 99.95, as an error of 95 pulls like an error of 1)
+        19 (100 - Q) = 1   (Huber: Q = 99.95, as the large error pulls no more than an error of 1)
 
-    So clipped errors forget rare failures, and bootstrapping hands this on from state to state.
+    So clipped errors almost ignore rare failures. Targets pass such a Q on to earlier states.
     """
     if clip_error:
         return nn.functional.huber_loss(q, targets, reduction="none")
@@ -324,7 +325,7 @@ def train(args):
     set_threads(agent.image)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     parts = {"target": target, "optimizer": optimizer, "scheduler": scheduler, "buffer": buffer}
     run.start(agent=agent, **parts)  # --resume loads their states
@@ -349,7 +350,7 @@ def train(args):
         # The environments took several steps at once: update as often as if one by one.
         for step in range(first_step, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
-                agent.train()  # if you add dropout, it belongs to the loss alone
+                agent.train()  # dropout, if you add it, acts in the loss alone
                 for _ in range(args.gradient_steps):
                     batch = buffer.sample(args.batch_size, rng)
                     loss, q = dqn_loss(agent, target, batch, args)
@@ -366,7 +367,7 @@ def train(args):
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))
 
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
-        if run.write_what_is_due():  # a checkpoint: training begins anew, as a resumed run does
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, dones, rng = run.new_envs()
     return run.finish()
 

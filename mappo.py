@@ -603,7 +603,7 @@ def team_value_loss(critic, batch, args):
 # ------------------------------------------------------------------------------------------- updates
 def update(network, optimizer, loss_function, steps, args, rng, run):
     """All epochs of gradient steps for one network, a policy or the critic, on a rollout's steps."""
-    network.train()  # if you add dropout, it belongs to the loss alone
+    network.train()  # dropout, if you add it, acts in the loss alone
     for _ in range(args.update_epochs):
         for batch in minibatches(steps, args, rng):
             loss, metrics = loss_function(network, batch, args)
@@ -656,7 +656,7 @@ def train(args):
     run = Run(args, envs)
     # One optimiser for all networks: a step leaves a network alone that has no gradients.
     optimizer = torch.optim.Adam(team.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=team, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
     update_policies = happo_update if args.happo else mappo_update

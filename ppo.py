@@ -180,7 +180,7 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(outputs))
             self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
         self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
@@ -325,8 +325,8 @@ Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values a
 class RolloutBuffer:
     """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its
-    action is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). It is
+    called a reset row here. Its action is ignored, and it is not stored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -502,7 +502,7 @@ def train(args):
     set_threads(agent.image)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
@@ -536,7 +536,7 @@ def train(args):
             if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, mu_log_probs, args)
-            agent.train()  # if you add dropout, it belongs to the loss alone
+            agent.train()  # dropout, if you add it, acts in the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = ppo_loss(agent, batch, args)
                 optimizer.zero_grad()

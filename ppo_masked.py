@@ -214,7 +214,7 @@ class MaskedAgent(nn.Module):
         features = sum(math.prod(space.shape) for space in entries.values())
         self.feature_space = spaces.Box(-np.inf, np.inf, (features,))  # what `split` returns
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def forward(self, obs, actions, masks=None):
@@ -294,8 +294,8 @@ MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples"
 class MaskableRolloutBuffer:
     """One rollout, time-major (T, N, …), with the mask of every observation.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its
-    action is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). It is
+    called a reset row here. Its action is ignored, and it is not stored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -501,7 +501,7 @@ def train(args):
     set_threads(image=False)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
     print(f"action masks come from {envs.source}")
@@ -530,7 +530,7 @@ def train(args):
         run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
 
         for _ in range(args.update_epochs):
-            agent.train()  # if you add dropout, it belongs to the loss alone
+            agent.train()  # dropout, if you add it, acts in the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = masked_ppo_loss(agent, batch, args)
                 optimizer.zero_grad()

@@ -191,7 +191,7 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(torch.zeros(outputs))
             self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
         self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
@@ -306,7 +306,7 @@ class RND(nn.Module):
         self.predictor = feature_network(observation_space, extra_layers=2)  # deeper than the target
         self.target.requires_grad_(False)
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.obs_stats = RunningMeanStd(*observation_space.shape)
         self.sum_stats = RunningMeanStd()
         self.register_buffer("sums", torch.zeros(num_envs, dtype=torch.float64))  # G: see scale
@@ -421,8 +421,8 @@ Batch = namedtuple("Batch", FIELDS + " advantages returns intrinsic_returns")
 class CuriousBuffer:
     """One rollout with two kinds of rewards, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its
-    action is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). It is
+    called a reset row here. Its action is ignored, and it is not stored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -597,7 +597,7 @@ def train(args):
     run = Run(args, envs)
     rnd = make_rnd(run, agent.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     predictor_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate, fused=True)
     # --resume loads their states:
@@ -633,7 +633,7 @@ def train(args):
         run.log(intrinsic_reward=buffer.intrinsic_rewards[~buffer.reset_rows].mean())
 
         for _ in range(args.update_epochs):
-            agent.train()  # if you add dropout, it belongs to the loss alone
+            agent.train()  # dropout, if you add it, acts in the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = curious_loss(agent, batch, args)
                 optimizer.zero_grad()

@@ -211,7 +211,7 @@ class RecurrentAgent(nn.Module):
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         normalizes = args.normalize_obs and len(observation_space.shape) != 3  # no images, no cells of a grid
         self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
@@ -823,7 +823,7 @@ def train(args):
     demos = make_demo_buffer(args, envs)  # it holds the initial demos
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler, demos=demos)  # --resume loads their states
 
@@ -856,7 +856,7 @@ def train(args):
         run.log(**demos.metrics(run.step))
 
         for _ in range(args.update_epochs):
-            agent.train()  # if you add dropout, it belongs to the loss alone
+            agent.train()  # dropout, if you add it, acts in the loss alone
             for batch in buffer.minibatches(args.num_minibatches, agent.chunk_length, rng):
                 loss, metrics = sequence_loss(agent, batch, args)
                 optimizer.zero_grad()

@@ -7,19 +7,20 @@
 # ///
 """Rainbow: DQN with six improvements, in this one file.
 
-Each is a switch; with all six off, it is dqn.py --no-double.
+Each is a switch. With all six off and equal settings, it is dqn.py --no-double. As there, Q' is the
+target network, a copy of Q that lags behind.
 
-    --double          Q chooses the next action, Q' judges it            (arXiv 1509.06461)
+    --double          Q chooses the next action, Q' evaluates it         (arXiv 1509.06461)
     --prioritized     larger errors are replayed more often              (arXiv 1511.05952)
     --dueling         Q is the state's value plus the action's advantage (arXiv 1511.06581)
     --multi-step      a target sums n rewards before it asks Q'          (arXiv 1710.02298, eq. 2)
     --distributional  learns how likely each return is, not the mean     (arXiv 1707.06887)
-    --noisy           explores by noise in the weights, learnt as well   (arXiv 1706.10295)
+    --noisy           explores by noise in the weights, of learnt size   (arXiv 1706.10295)
 
 Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a)
 is the sum of z p. Let R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and
-a* = argmax_a Q(s_n, a). A return z from s_n makes a return y from s_0: y is as likely as z is,
-namely p' in the target network. Phi divides p' between the two atoms around y:
+a* = argmax_a Q(s_n, a). If the return from s_n is z, that from s_0 is y. So y has the probability
+that the target network gives to z: p'(s_n, a*). Phi divides it between the two atoms around y:
 
     y = R + gamma^n (1 - terminated) z
     L = E[ KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, section 3)
@@ -75,10 +76,10 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -100.0  # distributional: lowest return; if rewards >= r, min(r, 0) / (1 - gamma)
-    v_max: float = 100.0  # distributional: highest return; if rewards <= r, max(r, 0) / (1 - gamma)
+    v_min: float = -100.0  # distributional: lowest one; if rewards >= r: min(r, 0) / (1 - gamma)
+    v_max: float = 100.0  # distributional: highest one; if rewards <= r: max(r, 0) / (1 - gamma)
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
-    sigma: float = 0.5  # noisy: strength of the noise at first, / sqrt(inputs) of a layer
+    sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
     clip_error: bool = False  # clip the slope of the squared error (Atari, --no-distributional): see q_losses
     learning_rate: float = 1e-3  # Adam's learning rate
@@ -95,7 +96,7 @@ class Args:
     tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # of the run, over which epsilon falls from start_e to end_e
+    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers (vectors only)
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
@@ -139,7 +140,7 @@ class NoisyLinear(nn.Linear):
         noise_W = f(e_out) f(e_in)^T,   noise_b = f(e_out),   f(e) = sign(e) sqrt(|e|)   (eqs. 10, 11)
 
     The noise is factorised: one Gaussian number e per input and one per output, instead of one per
-    weight. Before the first draw there is none. `layer` makes W orthogonal and b zero; the paper
+    weight. Before the first draw it is zero. `layer` makes W orthogonal and b zero; the paper
     draws both uniformly.
     """
 
@@ -157,7 +158,7 @@ class NoisyLinear(nn.Linear):
             noise.copy_(e.sign() * e.abs().sqrt())
 
     def remove_noise(self):
-        """There is none until the next draw."""
+        """Set the noise to zero, until the next draw."""
         self.input_noise.zero_()
         self.output_noise.zero_()
 
@@ -200,9 +201,9 @@ class RainbowNetwork(nn.Module):
         obs ── body ─┤                                                       ├─ V + A - mean A
                      └── --dueling: another stream, outputs for the state ───┘
 
-    For images, the body is the convolutions of a CNN; for vectors, all hidden layers but the last,
-    of which each stream has its own. With --distributional, the result is logits of the atoms, else
-    Q; without --dueling, it is A alone. With --noisy, the streams are noisy.
+    For images, the body is the convolutions of a CNN. For vectors, it is all hidden layers but the
+    last; each stream has its own last one. The result is Q, or with --distributional the logits of
+    the atoms. Without --dueling, it is A alone. With --noisy, all layers of the streams are noisy.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -230,11 +231,11 @@ class RainbowNetwork(nn.Module):
         self.value = None
         if args.dueling:
             self.value = stream(num_features, stream_sizes, self.num_atoms, linear)
-        support = torch.linspace(args.v_min, args.v_max, self.num_atoms)
+        support = torch.linspace(args.v_min, args.v_max, self.num_atoms)  # the atoms z
         self.register_buffer("support", support, persistent=False)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
 
     def outputs(self, obs):
@@ -265,7 +266,7 @@ class RainbowNetwork(nn.Module):
             noisy_layer.draw_noise(rng)
 
     def mean_sigma(self):
-        """Mean over the noisy layers of their mean |sigma_W|: how strongly they explore; else 0."""
+        """Mean of |sigma_W| over the noisy layers, layer by layer; 0 if there are none."""
         sigmas = [module.sigma_weight.detach().abs().mean() for module in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
 
@@ -291,7 +292,7 @@ class RainbowNetwork(nn.Module):
         return self.to_env(self.greedy(obs))
 
     def to_env(self, actions):
-        """Actions (B,), counted from 0, as the environment counts them: Discrete has a start."""
+        """Actions (B,), counted from 0, as the environment counts them: from `start`."""
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
@@ -344,7 +345,7 @@ class NStepBuffer:
         self.device = device
         self.n_step = n_step
         self.gamma = gamma
-        self.size = 0  # transitions stored so far
+        self.size = 0  # transitions stored now
         self.position = 0  # slot that is written next
         self.open_steps = [deque() for _ in range(num_envs)]  # whose windows are open, oldest first
         self.tree = None if alpha is None else SumTree(capacity, alpha)
@@ -406,7 +407,7 @@ class NStepBuffer:
             self.tree.update(slots, errors.cpu().numpy())
 
     def state_dict(self):
-        """What is stored, for a checkpoint, but for open windows: all episodes begin anew then."""
+        """What is stored, for a checkpoint; no open windows, all episodes begin anew."""
         names = NStepTransitions._fields
         filled = {name: torch.from_numpy(getattr(self, name)[: self.size]) for name in names}
         state = {"size": self.size, "position": self.position, **filled}
@@ -427,7 +428,7 @@ class NStepBuffer:
 class SumTree:
     """Draws slots in proportion to their priorities.
 
-        p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, eq. 1: p_i^alpha)
+        p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, eq. 1, where it is p_i^alpha)
 
     Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities
     1, 2, 0 and 5:
@@ -441,7 +442,7 @@ class SumTree:
 
     A random number from 0 to 8 leads from the top to a slot. Take 2.5. It is less than 3, the sum on
     the left: go left, to node 2. There it is not less than 1, the sum on the left: subtract 1 and go
-    right, to slot 1. So do all numbers from 1 to 3: the probability of slot 1 is 2/8. All numbers of
+    right, to slot 1. All from 1 to 3 end there: the probability of slot 1 is 2/8. All numbers of
     a batch go down together, one level at a time.
     """
 
@@ -512,10 +513,10 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 
         y = r + gamma (1 - terminated) Q'(s', a*)
         a* = argmax_a Q'(s', a)   (without `online_q`: Mnih 2015, algorithm 1)
-        a* = argmax_a Q(s', a)   (double DQN: arXiv 1509.06461, eq. 4; Q' is its theta^-)
+        a* = argmax_a Q(s', a)   (double DQN: arXiv 1509.06461, eq. 4 with theta^- for theta')
 
-    The first y is too high on average: the maximum prefers values with positive errors. The second
-    has less of this bias, since the errors of Q and Q' differ. `gamma`: a number or (B,).
+    With the first a*, y is too high on average: the maximum prefers values with positive errors.
+    The second has less of this bias, as the errors of Q and Q' differ. `gamma`: a number or (B,).
     """
     best = (target_q if online_q is None else online_q).argmax(1, keepdim=True)
     return rewards + gamma * ~terminated * target_q.gather(1, best).squeeze(1)
@@ -541,25 +542,26 @@ def project(rewards, terminated, discounts, probs, support):
 
 
 def q_bound(reward, discount):
-    """No true Q is above this, if `reward` is the largest one; 0 if it is negative.
+    """No true Q is above this if no reward is above `reward`; 0 if that is negative.
 
-    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
+    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)   (r a sum of n rewards: with gamma^n)
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
 
 def q_losses(q, targets, clip_error):
-    """Squared errors (B,); with `clip_error` Huber losses, whose slope is ±1 beyond 1 (Mnih 2015).
+    """Squared errors (B,); with `clip_error` Huber losses, whose slope is at most 1 (Mnih 2015).
 
-        L = (y - Q)^2
+        L = (y - Q)^2   (squared)
+        L = (y - Q)^2 / 2 if |y - Q| <= 1, else |y - Q| - 1/2   (Huber)
 
-    Q is a mean, and squared errors find the mean. Say that one step in twenty ends the episode and
-    is worth 0, the others 100. The slopes of the twenty losses add up to 0 where
+    Q must become the mean of y, and squared errors are least at the mean. Say that of twenty equal
+    steps one fails: its y is 0, that of the others 100. The slopes of the losses add up to 0 where
 
         19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
-        19 (100 - Q) = 1   (clipped: Q = 99.95, as an error of 95 pulls like an error of 1)
+        19 (100 - Q) = 1   (Huber: Q = 99.95, as the large error pulls no more than an error of 1)
 
-    So clipped errors forget rare failures, and bootstrapping hands this on from state to state.
+    So clipped errors almost ignore rare failures. Targets pass such a Q on to earlier states.
     """
     if clip_error:
         return nn.functional.huber_loss(q, targets, reduction="none")
@@ -619,7 +621,7 @@ def train(args):
     set_threads(agent.image)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     parts = {"target": target, "optimizer": optimizer, "scheduler": scheduler, "buffer": buffer}
     run.start(agent=agent, **parts)  # --resume loads their states
@@ -647,10 +649,10 @@ def train(args):
         for step in range(first_step, run.step + 1):
             starts = step >= learning_starts and buffer.size >= args.batch_size  # open windows are not stored
             if starts and step % args.train_frequency == 0:
-                agent.train()  # if you add dropout, it belongs to the loss alone
+                agent.train()  # dropout, if you add it, acts in the loss alone
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # for Q(s, a) and a*; arXiv 1706.10295 draws for each
+                    agent.draw_noise(rng)  # one for Q(s, a) and a*; arXiv 1706.10295 has two
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -667,7 +669,7 @@ def train(args):
                 polyak(target, agent, args.tau)
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0], sigma=agent.mean_sigma())
-        if run.write_what_is_due():  # a checkpoint: training begins anew, as a resumed run does
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, dones, rng = run.new_envs()
             buffer.begin_episodes()
     return run.finish()

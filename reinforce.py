@@ -247,7 +247,7 @@ def train(args):
     set_threads(image=False)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of the rate, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
@@ -273,7 +273,7 @@ def train(args):
                 is_over = len(rollout.obs) == args.n_step
 
         obs_of_batch, actions, returns = rollout.batch(agent, obs)
-        agent.train()  # if you add dropout, it belongs to the loss alone
+        agent.train()  # dropout, if you add it, acts in the loss alone
         loss, metrics = actor_critic_loss(agent, obs_of_batch, actions, returns, args)
         optimizer.zero_grad()
         loss.backward()

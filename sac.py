@@ -179,7 +179,7 @@ class SoftActorCritic(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
         self.target_entropy = -float(self.action_dimensions)  # uniform actions have 0.69 a dimension
         self.to(device)
-        # Created after the move, so that they stay on the CPU: some devices lack their float64.
+        # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         inputs = math.prod(observation_space.shape)
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
@@ -285,8 +285,8 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 class ReplayBuffer:
     """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
 
-    After an episode's end the next step only resets its environment (next-step autoreset). Its
-    action is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). It is
+    called a reset row here. Its action is ignored, and it is not stored:
 
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
@@ -294,8 +294,8 @@ class ReplayBuffer:
         s2     ignored  0       s0 of the next one     no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap from next_obs, those of truncated transitions too: so
-    nobody needs to know what was truncated.
+    reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
+    transitions do so too, so the buffer does not keep what was truncated.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -310,7 +310,7 @@ class ReplayBuffer:
         self.terminated = np.zeros(capacity, bool)
         self.capacity = capacity
         self.device = device
-        self.size = 0  # transitions stored so far
+        self.size = 0  # transitions stored now
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):

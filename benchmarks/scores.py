@@ -40,7 +40,7 @@ def measure(script, env_id, seed, flags, text):
         _, memory = call(sys.executable, ROOT / script, *(["--resume", folder] if begun else begin), "--no-progress")
     again = ["--evaluate", folder, "--model", "last", "--eval-episodes", 100, "--seed", 1000 * seed]
     settings = json.loads((folder / "config.json").read_text())["args"]
-    if settings.get("wrappers"):  # a script asks whether they may be executed
+    if settings.get("wrappers") or ":" in env_id:  # a script asks whether they may be executed
         again += ["--env-id", env_id, "--env-kwargs", settings["env_kwargs"], "--wrappers", *settings["wrappers"]]
     printed, _ = call(sys.executable, ROOT / script, *again)
     run = json.loads((folder / "summary.json").read_text())
