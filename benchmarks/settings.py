@@ -1,6 +1,6 @@
 """What a setting of ppo.py is worth where nobody has tuned: each one halved, doubled or switched.
 
-    python benchmarks/settings.py [--seeds 11 12] [--draw]
+    python benchmarks/settings.py [--seeds 11 12] [--names NAME …] [--draw]
 
 Four quick environments of unknown.py's choosing half, 100,000 steps each. The effect of a change is the gain over
 random play that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes
@@ -47,6 +47,7 @@ def main():
     """Measure what is missing, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12])
+    parser.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
     parser.add_argument("--draw", action="store_true", help="only draw what is measured")
     args = parser.parse_args()
     runs = [
