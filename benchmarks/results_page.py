@@ -35,6 +35,7 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "lowest pair": ("ratios", min),
     "highest pair": ("ratios", max),
     "memory, MiB": ("memory", max),
+    "largest `q` / bound": ("q", max),
     "lines to read": ("lines", max),
 }
 

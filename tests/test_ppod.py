@@ -4,6 +4,7 @@ Each test must also fail for each of the mistakes above it in `catches`; "publis
 """
 
 import copy
+import json
 import math
 import os
 from dataclasses import replace
@@ -829,3 +830,13 @@ def test_pictures(script, tmp_path, monkeypatch):
         assert state["demos"]["replayed_rows"] > 0 and state["demos"]["reward_demos"][0]["obs"].dtype == torch.uint8
     agent = script.RecurrentAgent(picture, TWO, script.Args(hidden_sizes=()))
     close(agent.trunk_output(torch.tensor(obs)), agent.patches(torch.tensor(obs)))
+
+
+def test_a_run_folder_does_not_say_where_demos_are_written(script, tmp_path):
+    """A stranger's config.json would write anywhere: the folder comes from the command line alone."""
+    args = vars(script.tuned(env_id="CartPole-v1")) | {"target_agent_demos_dir": "/elsewhere", "seed": 7}
+    (tmp_path / "config.json").write_text(json.dumps({"script": "ppod", "args": args}))
+    again = script.tuned("--resume", str(tmp_path))
+    assert again.seed == 7 and again.target_agent_demos_dir is None
+    given = script.tuned("--resume", str(tmp_path), "--target-agent-demos-dir", "here")
+    assert given.target_agent_demos_dir == "here"

@@ -3,6 +3,7 @@
 What a user would do at a shell runs as a process of its own where that matters; the rest in this process.
 """
 
+import contextlib
 import csv
 import errno
 import json
@@ -458,6 +459,21 @@ def test_files_are_whole_or_not_there(script):
     assert Path("run/file").read_bytes() == b"old"
 
 
+@catches("write_file, the run ends: except PermissionError: -> except ZeroDivisionError:")
+def test_a_file_that_is_open_elsewhere(script, monkeypatch, capsys):
+    """On Windows a table that another program has opened cannot be replaced: a line says so, and the run goes on."""
+    replace = os.replace
+
+    def replace_others(old, new):
+        if str(new).endswith("metrics.csv"):
+            raise PermissionError(new)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replace_others)
+    assert command(script, RUN) == 0 and "metrics.csv is in use" in capsys.readouterr().out
+    assert not [*Path("run").rglob("*metrics.csv*")] and len(table("evaluations.csv")["step"]) == 3
+
+
 @pytest.mark.slow
 def test_two_processes_in_one_folder(script):
     """The one that survives leaves whole files, and its run can be gone on with."""
@@ -510,6 +526,62 @@ def test_resume_where_the_total_is_reached(script):
     step = script.read_state("run/checkpoint.pt")["run"]["step"]
     assert command(script, f"--resume run --no-progress --total-timesteps {step}") == 0
     assert table("evaluations.csv")["step"] == [step]
+
+
+ODD = '--env-id run_worlds:Faulty-v0 --env-kwargs {{"field":"{}","at":3,"value":"500"}} '
+HINTS = {  # flags: the words of the hint, if there is one
+    ODD.format("reward") + "--no-normalize-reward": "try --normalize-reward",
+    ODD.format("reward"): None,
+    ODD.format("observation") + "--no-normalize-obs": "try --normalize-obs",
+    ODD.format("observation"): None,
+    "--env-id Wide-v0": "mapped to bounds beyond",
+    "--env-id CliffWalking-v1": "no episode has ended",
+}
+
+
+@catches(
+    "Run.give_hints, over and over: if hint not in self.hints: -> if True:",
+    "Run.write_what_is_due, unasked: if not tuned_settings(self.args): -> if True:",
+)
+def test_hints(script, capsys):
+    """Where nobody has tuned, a run says so, and says once what is noticed too late; elsewhere it does not."""
+    gym.register("Wide-v0", Wide)
+    for flags, words in HINTS.items():
+        shutil.rmtree("run", ignore_errors=True)
+        assert command(script, f"{RUN} {flags}") == 0
+        out = capsys.readouterr().out
+        words, count = words or "beyond", int(words is not None)
+        assert "docs/settings.md" in out and out.count(words) == count, (flags, out)
+    shutil.rmtree("run")
+    tuned = {"Wide-v0": {"ent_coef": 0.0}}
+    with mock.patch.object(script, "TUNED", tuned):
+        assert command(script, f"{RUN} --env-id Wide-v0") == 0
+    out = capsys.readouterr().out
+    assert "docs/settings.md" not in out and "beyond" not in out
+
+
+class Wide(gym.Env):
+    """Actions go to 50; an episode takes ten steps."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-50, 50, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.at += 1
+        return np.zeros(1, np.float32), 1.0, self.at == 10, False, {}
+
+
+@catches('tuned, an id without its flag: if flags and not flags[0].startswith("-"): -> if False:')
+def test_the_first_word_is_an_id(script):
+    """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`."""
+    found = None
+    with contextlib.suppress(SystemExit):  # of tyro
+        found = script.tuned("Acrobot", "--seed", "3")
+    assert found == script.tuned(env_id="Acrobot-v1", seed=3)
 
 
 def test_config(script):
