@@ -535,7 +535,7 @@ HINTS = {  # flags: the words of the hint, if there is one
     ODD.format("observation") + "--no-normalize-obs": "try --normalize-obs",
     ODD.format("observation"): None,
     "--env-id Wide-v0": "mapped to bounds beyond",
-    "--env-id CliffWalking-v1": "no episode has ended",
+    "--env-id CliffWalking-v1 --max-episode-steps 300": "no episode has ended",
 }
 
 
