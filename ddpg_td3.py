@@ -14,10 +14,10 @@ gradient ascent on J improves mu:
     y = r + gamma (1 - terminated) Q'(s', mu'(s'))   (arXiv 1509.02971, algorithm 1)
     L(Q) = E[ (Q(s, a) - y)^2 ],   J(mu) = E[ Q(s, mu(s)) ]
 
-The target networks Q' and mu' follow Q and mu slowly. If Q overrates an action, mu learns to take
-it, and y passes the error on. TD3 adds three tricks against that: noise on mu'(s') blurs narrow
-peaks of Q', y uses the lower value of two critics, and the actor and the target networks are updated
-less often than the critics.
+In L, y is a constant. The target networks Q' and mu' follow Q and mu slowly. If Q overrates an
+action, mu learns to take it, and y passes the error on. TD3 adds three tricks against that: noise
+on mu'(s') blurs narrow peaks of Q', y uses the lower value of two critics, and the actor and the
+target networks are updated less often than the critics.
 
     python ddpg_td3.py                                # Pendulum-v1 with TD3, a minute
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
@@ -25,7 +25,8 @@ less often than the critics.
 
 Papers: DDPG arXiv 1509.02971 (here without its batch normalisation and weight decay), TD3 arXiv
 1802.09477. The story ends at "# ===== helpers"; the code below it makes environments, keeps the run
-folder and draws the curve.
+folder and draws the curve. In shapes, B is the number of rows in a batch, D of action dimensions,
+N of environments and K of critics.
 """
 
 import ast
@@ -64,14 +65,14 @@ class Args:
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: TUNED's choice, else td3
-    target_noise: float = 0.2  # trick 1: deviation of the noise on mu'(s') in y; DDPG: 0, but TUNED may differ
+    target_noise: float = 0.2  # trick 1: standard deviation of the noise on mu'(s'); DDPG: 0
     twin_q: bool = True  # trick 2: the target y uses the lower value of two critics; DDPG: one critic
-    policy_frequency: int = 2  # trick 3: critic updates per update of actor and targets; DDPG: 1
-    noise_clip: float = 0.5  # trick 1: its noise is clipped to ± this; 1 is half an action's range
+    policy_frequency: int = 2  # trick 3: critic updates per update of mu, mu' and Q'; DDPG: 1
+    noise_clip: float = 0.5  # trick 1: the noise is clipped to ± this; 1 is half an action's range
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
-    max_grad_norm: float | None = None  # longer gradients are scaled down to it; None: none are
+    max_grad_norm: float | None = None  # gradients of a larger norm are scaled down to it; None: off
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
@@ -80,9 +81,9 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # of exploration: independent draws, or lasting noise
+    noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 0.15  # share of ou noise lost in a step; 0.15 makes it 1.9 * exploration_noise wide
+    ou_theta: float = 0.15  # ou noise decays by this share a step; 0.15: deviation 1.9 * exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
@@ -112,7 +113,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; weights are uniform in ±1/sqrt(inputs), as nn.Linear's."""
+    """Linear layers with ReLU between them; nn.Linear draws weights uniformly in ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -172,7 +173,7 @@ class ActorCritic(nn.Module):
         self.image = is_image(observation_space)
         given = observation_space, action_space, args
         self.actor = Actor(*given)
-        num_critics = 2 if args.twin_q else 1  # each with its own random weights: copies stay equal
+        num_critics = 2 if args.twin_q else 1  # drawn separately: equal critics would stay equal
         self.critics = nn.ModuleList(Critic(*given) for _ in range(num_critics))
         self.target_actor = copy.deepcopy(self.actor)
         self.target_critics = copy.deepcopy(self.critics)
@@ -183,7 +184,7 @@ class ActorCritic(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def observe(self, obs):
-        """Observations (B, …) as the networks get them: images as they are, vectors flat, normalised."""
+        """Observations (B, …) for the networks: images as they are; vectors flat, normalised if asked."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
@@ -192,7 +193,7 @@ class ActorCritic(nn.Module):
     def observe_batch(self, batch):
         """A batch as the networks get it: observations by `observe`, rewards scaled if args say so.
 
-        The buffer keeps them raw, so that old ones are normalised by the statistics of now as well.
+        The buffer keeps them raw. So old ones, too, are normalised by the newest statistics.
         """
         rewards = batch.rewards
         if self.return_stats is not None:
@@ -217,7 +218,7 @@ class ActorCritic(nn.Module):
         return np.clip(actions + noise, -1, 1)
 
     def act(self, obs):
-        """What the policy does without noise for observations (B, …), as the environment takes it."""
+        """The policy's actions without noise for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.explore(obs, noise=0))
@@ -236,8 +237,8 @@ def next_noise(noise, dones, args, rng):
 
         x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7)
 
-    This Ornstein-Uhlenbeck noise keeps its direction for about 1 / theta steps, so that it tries the
-    same thing several times in a row.
+    Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
+    about 1 / theta steps. So the agent tries the same thing several times in a row.
     """
     draws = args.exploration_noise * rng.standard_normal(noise.shape)
     if args.noise == "gaussian":
@@ -253,7 +254,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
+    """The last `capacity` transitions, in CPU memory: new ones replace the oldest; uint8 stays uint8.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). It is
     called a reset row here. Its action is ignored, and it is not stored:
@@ -261,7 +262,7 @@ class ReplayBuffer:
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
         s1     a1       r1      s2, the final one      yes         no
-        s2     ignored  0       s0 of the next one     no          yes: not stored
+        s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
     reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
@@ -357,7 +358,7 @@ def actor_loss(actor, critic, obs):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """Move all weights of the target network towards those of the source.
+    """Polyak averaging: move all weights of the target network towards those of the source.
 
     target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
     """
@@ -367,8 +368,8 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due in a run's first `step` steps, those of all environments."""
-    random_steps = max(args.learning_starts, args.batch_size)  # an update needs a batch of them
+    """How many critic updates are due after `step` steps, those of all environments together."""
+    random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - random_steps // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
@@ -400,8 +401,8 @@ def update_critics(agent, optimizer, batch, targets, args):
 
 
 def update_actor(agent, optimizer, batch, args):
-    """One step of the actor uphill on Q; returns metrics. Of TD3's two critics, the first counts."""
-    agent.actor.train()  # dropout, if you add it, acts in the loss alone
+    """One gradient step of the actor up Q; returns metrics. TD3 uses the first critic here."""
+    agent.actor.train()  # if you add dropout, it acts only in losses
     loss = actor_loss(agent.actor, agent.critics[0], batch.obs)
     optimizer.zero_grad()
     loss.backward(inputs=list(agent.actor.parameters()))  # no gradients for the critic's weights
@@ -417,7 +418,7 @@ def train(args):
     check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs).train()
-    agent.actor.eval()  # it plays; all other networks serve the losses alone
+    agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
     run = Run(args, envs)
@@ -431,9 +432,9 @@ def train(args):
     run.start(agent=agent, buffer=buffer, **optimizers, **schedulers)  # --resume loads their states
 
     updates = num_updates(run.step, args)  # of the critics, so far
-    envs, obs, dones, rng = run.new_envs()
+    envs, obs, dones, rng = run.new_envs()  # dones: whose episode ended in the step before
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # discounted rewards of the episodes under way, added up
+    discounted = np.zeros(args.num_envs)  # sum_k gamma^(t-k) r_k up to step t
     while not run.is_finished():
         noise = next_noise(noise, dones, args, rng)
         if run.step < args.learning_starts:
@@ -483,7 +484,7 @@ SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them exe
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # TD3 and DDPG differ in three settings. Each is a flag as well, so any mixture is possible.
 ALGORITHMS = {
@@ -496,7 +497,7 @@ TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
                                          "anneal_lr": True, "total_timesteps": 45_000},
-    # One critic: with the lower value of two, landing looks bad for too long, and the agent learns to hover.
+    # DDPG with trick 1. With trick 2, landing looks bad for too long, and the agent learns to hover.
     "LunarLanderContinuous-v3": SMALL | {"algorithm": "ddpg", "target_noise": 0.2, "hidden_sizes": (128, 128),
                                          "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "batch_size": 128,
                                          "noise": "ou", "exploration_noise": 0.3, "learning_starts": 10_000,
@@ -510,7 +511,7 @@ TUNED = {
 
 
 def algorithm_settings(args):
-    """Settings from TUNED and ALGORITHMS; TUNED wins unless --algorithm asks for another than its own."""
+    """Settings from TUNED and ALGORITHMS. TUNED wins, unless --algorithm names another algorithm."""
     settings = {"algorithm": "td3"} | TUNED.get(args.env_id, {})
     if args.algorithm in (None, settings["algorithm"]):
         return ALGORITHMS[settings["algorithm"]] | settings
@@ -521,7 +522,10 @@ tuned_settings = algorithm_settings  # as the run section calls it
 
 
 def check_algorithm(args):
-    """UserError if --algorithm is not what the settings say, as in Args(algorithm=…) alone, or beside --config."""
+    """UserError if the settings are another algorithm's than args.algorithm.
+
+    So it is after Args(algorithm=…) with nothing else, or after --algorithm beside --config.
+    """
     for name, settings in ALGORITHMS.items():
         given = {key: getattr(args, key) for key in settings}
         if args.algorithm not in (None, name) and given == settings:
@@ -604,7 +608,7 @@ def scale_and_bias(box):
     """
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
-    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "no bound"
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
@@ -643,7 +647,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -653,7 +657,7 @@ def is_users_own(error):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+    """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
@@ -708,7 +712,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
@@ -748,7 +752,7 @@ def make_box_agent(args, envs):
     """An untrained Agent for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     is_float = isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f"
-    # float32's largest number, 3e38, means "none" as well
+    # float32's largest number, 3e38, means "no bound" as well
     if not is_float or np.abs([action_space.low, action_space.high]).max() > 1e30:
         need = "this needs Box actions of floats, bounded in every dimension: try ppo.py"
         raise UserError(f"{args.env_id} has {action_space}; {need}")

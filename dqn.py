@@ -175,7 +175,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
+    """The last `capacity` transitions, in CPU memory: new ones replace the oldest; uint8 stays uint8.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). It is
     called a reset row here. Its action is ignored, and it is not stored:
@@ -183,7 +183,7 @@ class ReplayBuffer:
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
         s1     a1       r1      s2, the final one      yes         no
-        s2     ignored  0       s0 of the next one     no          yes: not stored
+        s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
     reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
@@ -306,7 +306,7 @@ def dqn_loss(agent, target, batch, args):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """Move all weights of the target network towards those of the source.
+    """Polyak averaging: move all weights of the target network towards those of the source.
 
     target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
     """
@@ -386,7 +386,7 @@ SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id 
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them.
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
@@ -503,7 +503,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -513,7 +513,7 @@ def is_users_own(error):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+    """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
@@ -568,7 +568,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

@@ -492,7 +492,7 @@ def scale_and_bias(box):
     """
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
-    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "no bound"
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
@@ -563,7 +563,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -609,7 +609,7 @@ make_envs = make_slots  # as the run section calls it
 
 
 def vectors_or_images(envs, env_id):
-    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

@@ -117,7 +117,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; weights are uniform in ±1/sqrt(inputs), as nn.Linear's."""
+    """Linear layers with ReLU between them; nn.Linear draws weights uniformly in ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -498,7 +498,7 @@ def in_turn(own, actions):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """Move all weights of the target network towards those of the source.
+    """Polyak averaging: move all weights of the target network towards those of the source.
 
     target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
     """
@@ -554,8 +554,8 @@ def actors_loss(agents, batch, rng):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due in a run's first `step` steps, those of all environments."""
-    random_steps = max(args.learning_starts, args.batch_size)  # an update needs a batch of them
+    """How many critic updates are due after `step` steps, those of all environments together."""
+    random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - random_steps // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
@@ -646,7 +646,7 @@ SAFE_IDS = r"(mpe2|pettingzoo\.(butterfly|classic|sisl))\.\w+_v\d+"  # that a st
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # The three flags in which MATD3 differs from MADDPG. Each of them can also be given by itself.
 ALGORITHMS = {
@@ -673,7 +673,10 @@ tuned_settings = matd3_settings  # as the run section calls it
 
 
 def check_algorithm(args):
-    """UserError if --algorithm is not what the settings say, as in Args(algorithm=…) alone, or beside --config."""
+    """UserError if the settings are another algorithm's than args.algorithm.
+
+    So it is after Args(algorithm=…) with nothing else, or after --algorithm beside --config.
+    """
     for name, settings in ALGORITHMS.items():
         given = {key: getattr(args, key) for key in settings}
         if args.algorithm not in (None, name) and given == settings:
@@ -734,7 +737,7 @@ def scale_and_bias(box):
     """
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
-    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "no bound"
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
@@ -979,7 +982,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)

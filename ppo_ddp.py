@@ -600,7 +600,7 @@ SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them exe
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them.
 AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
@@ -724,7 +724,7 @@ def scale_and_bias(box):
     """
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
-    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "no bound"
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
@@ -763,7 +763,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -773,7 +773,7 @@ def is_users_own(error):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+    """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
@@ -828,7 +828,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

@@ -566,7 +566,7 @@ SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them exe
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. docs/ppo_masked.md says how they were confirmed.
 SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "anneal_lr": True,
@@ -803,7 +803,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -813,7 +813,7 @@ def is_users_own(error):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+    """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """

@@ -303,7 +303,7 @@ SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them exe
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them.
 TUNED = {
@@ -367,7 +367,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -377,7 +377,7 @@ def is_users_own(error):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+    """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
@@ -432,7 +432,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

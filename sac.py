@@ -28,6 +28,8 @@ which keeps pi's entropy near its target.
 
 Papers: SAC arXiv 1801.01290, with a learnt alpha arXiv 1812.05905. The story ends at
 "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+In shapes, B is the number of rows in a batch, D of action dimensions, N of environments and K of
+critics.
 """
 
 import ast
@@ -65,12 +67,12 @@ class Args:
     """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    alpha: float | None = None  # weight of the entropy bonus; None: learnt, for entropy -1 per action dimension
+    alpha: float | None = None  # weight of the entropy bonus; None: learnt
     policy_frequency: int = 2  # n: after every n critic updates, n updates of actor and alpha; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
-    max_grad_norm: float | None = None  # longer gradients are scaled down to it; None: none are
+    max_grad_norm: float | None = None  # gradients of a larger norm are scaled down to it; None: off
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
@@ -79,9 +81,9 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # behind actions: independent draws, or lasting noise
-    exploration_noise: float = 1.0  # scale of the noise; 1 with gaussian noise draws from pi itself
-    ou_theta: float = 0.15  # share of ou noise lost in a step; 0.15 makes it 1.9 * exploration_noise wide
+    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts
+    exploration_noise: float = 1.0  # scale of the noise; gaussian noise of scale 1 gives draws from pi
+    ou_theta: float = 0.15  # ou noise decays by this share a step; 0.15: deviation 1.9 * exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
@@ -111,7 +113,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; weights are uniform in ±1/sqrt(inputs), as nn.Linear's."""
+    """Linear layers with ReLU between them; nn.Linear draws weights uniformly in ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -158,8 +160,8 @@ class Critic(nn.Module):
 class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q, their target networks Q', and alpha, the weight of the entropy.
 
-    Actions are (B, D) in [-1, 1] everywhere except in the environment, and so are those of log pi: the
-    unit in which the environment counts its actions changes nothing.
+    Actions are (B, D) in [-1, 1] everywhere except in the environment. pi(a|s) is the
+    density of these actions, so the entropy does not depend on the environment's units.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -177,7 +179,7 @@ class SoftActorCritic(nn.Module):
         self.target_critics = copy.deepcopy(self.critics)
         first_alpha = 1.0 if args.alpha is None else args.alpha
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
-        self.target_entropy = -float(self.action_dimensions)  # uniform actions have 0.69 a dimension
+        self.target_entropy = -float(self.action_dimensions)  # uniform actions: log 2 per dimension
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         inputs = math.prod(observation_space.shape)
@@ -185,7 +187,7 @@ class SoftActorCritic(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def observe(self, obs):
-        """Observations (B, …) as the networks get them: images as they are, vectors flat, normalised."""
+        """Observations (B, …) for the networks: images as they are; vectors flat, normalised if asked."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
@@ -194,7 +196,7 @@ class SoftActorCritic(nn.Module):
     def observe_batch(self, batch):
         """A batch as the networks get it: observations by `observe`, rewards scaled if args say so.
 
-        The buffer keeps them raw, so that old ones are normalised by the statistics of now as well.
+        The buffer keeps them raw. So old ones, too, are normalised by the newest statistics.
         """
         rewards = batch.rewards
         if self.return_stats is not None:
@@ -230,7 +232,7 @@ class SoftActorCritic(nn.Module):
         return (mean + log_std.exp() * noise).tanh().cpu().numpy()
 
     def act(self, obs):
-        """What the policy does without noise for observations (B, …), as the environment takes it."""
+        """The policy's actions without noise for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.explore(obs, noise=0))
@@ -248,11 +250,11 @@ def squashed_gaussian(mean, log_std, noise):
     """Actions a = tanh(u) (B, D) and log pi(a|s) (B,), where u is Gaussian; sigma = exp(log_std).
 
         u = mean + sigma noise
-        log pi(a|s) = log N(u) - sum_d log(1 - a_d^2)   (arXiv 1801.01290, eq. 21)
+        log pi(a|s) = log N(u; mean, sigma^2) - sum_d log(1 - a_d^2)   (arXiv 1801.01290, eq. 21)
         log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u)))
 
-    The density of a is that of u, divided by the slope of tanh. The last equation gives this slope's
-    logarithm even where tanh(u) rounds to 1.
+    The density of a is that of u, divided by the slope of tanh, 1 - tanh(u)^2. The last equation
+    gives the logarithm of this slope even where tanh(u) rounds to 1.
     """
     u = mean + log_std.exp() * noise
     log_density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
@@ -266,8 +268,8 @@ def next_noise(noise, dones, args, rng):
 
         x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7)
 
-    This Ornstein-Uhlenbeck noise keeps its direction for about 1 / theta steps, so that it tries the
-    same thing several times in a row.
+    Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
+    about 1 / theta steps. So the agent tries the same thing several times in a row.
     """
     draws = args.exploration_noise * rng.standard_normal(noise.shape)
     if args.noise == "gaussian":
@@ -283,7 +285,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, first in, first out, in host memory; uint8 stays uint8.
+    """The last `capacity` transitions, in CPU memory: new ones replace the oldest; uint8 stays uint8.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). It is
     called a reset row here. Its action is ignored, and it is not stored:
@@ -291,7 +293,7 @@ class ReplayBuffer:
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
         s1     a1       r1      s2, the final one      yes         no
-        s2     ignored  0       s0 of the next one     no          yes: not stored
+        s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
     reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
@@ -392,7 +394,7 @@ def alpha_loss(log_alpha, log_probs, target_entropy):
 
 @torch.no_grad()
 def polyak(target, source, tau):
-    """Move all weights of the target network towards those of the source.
+    """Polyak averaging: move all weights of the target network towards those of the source.
 
     target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
     """
@@ -402,8 +404,8 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due in a run's first `step` steps, those of all environments."""
-    random_steps = max(args.learning_starts, args.batch_size)  # an update needs a batch of them
+    """How many critic updates are due after `step` steps, those of all environments together."""
+    random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - random_steps // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
@@ -431,8 +433,8 @@ def update_critics(agent, optimizer, batch, targets, args):
 
 
 def update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng):
-    """One step of the actor, uphill on Q and entropy, and one of alpha; returns metrics."""
-    agent.actor.train()  # if you add dropout, it belongs to the losses alone
+    """A gradient step of the actor up J, and one of alpha unless it is fixed; returns metrics."""
+    agent.actor.train()  # if you add dropout, it acts only in losses
     actions, log_probs = agent.draw(batch.obs, rng)
     values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])
     loss = sac_actor_loss(values, log_probs, agent.log_alpha.exp())
@@ -454,7 +456,7 @@ def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)
     agent = make_agent(args, envs).train()
-    agent.actor.eval()  # it plays; all other networks serve the losses alone
+    agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
     run = Run(args, envs)
@@ -469,9 +471,9 @@ def train(args):
     run.start(agent=agent, buffer=buffer, alpha_optimizer=alpha_optimizer, **optimizers, **schedulers)
 
     updates = num_updates(run.step, args)  # of the critics, so far
-    envs, obs, dones, rng = run.new_envs()
+    envs, obs, dones, rng = run.new_envs()  # dones: whose episode ended in the step before
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # discounted rewards of the episodes under way, added up
+    discounted = np.zeros(args.num_envs)  # sum_k gamma^(t-k) r_k up to step t
     while not run.is_finished():
         noise = next_noise(noise, dones, args, rng)
         if run.step < args.learning_starts:
@@ -494,7 +496,7 @@ def train(args):
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
-            if updates % args.policy_frequency == 0:  # less often, but as many updates in all
+            if updates % args.policy_frequency == 0:  # less often, but as many in all, from one batch
                 for _ in range(args.policy_frequency):
                     run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()
@@ -521,12 +523,12 @@ SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them exe
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
-manual_seed = torch.manual_seed  # of what dropout draws
+manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment (HalfCheetah's are CleanRL's); flags win over them. docs/sac.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
-# Lasting noise, about twice as wide as pi, tries whole landings and strides. With draws from pi, a lander often
-# learns to hover.
+# Lasting noise (ou), about twice as wide as pi, tries whole landings and strides. With independent
+# draws from pi, a lander often learns to hover.
 WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
         "exploration_noise": 1.0, "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {
@@ -620,7 +622,7 @@ def scale_and_bias(box):
     """
     low = box.low.astype(np.float64).ravel()
     high = box.high.astype(np.float64).ravel()
-    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "none" as well
+    bounded = (low > -1e30) & (high < 1e30)  # float32's largest number, 3e38, means "no bound"
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
@@ -659,7 +661,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through a file that is neither this one, Gymnasium's nor Python's."""
+    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -669,7 +671,7 @@ def is_users_own(error):
 
 
 def make_envs(args, num_envs, render=False, video=None):
-    """A vector environment with next-step autoreset; in a window or filmed in a folder, if asked.
+    """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
@@ -724,7 +726,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments: Discrete observations become one-hot, Dict and Tuple flat. Else a UserError."""
+    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
@@ -764,7 +766,7 @@ def make_box_agent(args, envs):
     """An untrained Agent for these environments. UserError if it cannot handle a space."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     is_float = isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f"
-    # float32's largest number, 3e38, means "none" as well
+    # float32's largest number, 3e38, means "no bound" as well
     if not is_float or np.abs([action_space.low, action_space.high]).max() > 1e30:
         need = "this needs Box actions of floats, bounded in every dimension: try ppo.py"
         raise UserError(f"{args.env_id} has {action_space}; {need}")

@@ -529,6 +529,7 @@ def test_resume_where_the_total_is_reached(script):
 
 
 ODD = '--env-id run_worlds:Faulty-v0 --env-kwargs {{"field":"{}","at":3,"value":"500"}} '
+SHORT = SMALL + "--total-timesteps 40 --run-dir run"
 HINTS = {  # flags: the words of the hint, if there is one
     ODD.format("reward") + "--no-normalize-reward": "try --normalize-reward",
     ODD.format("reward"): None,
@@ -548,14 +549,14 @@ def test_hints(script, capsys):
     gym.register("Wide-v0", Wide)
     for flags, words in HINTS.items():
         shutil.rmtree("run", ignore_errors=True)
-        assert command(script, f"{RUN} {flags}") == 0
+        assert command(script, f"{SHORT} {flags}") == 0
         out = capsys.readouterr().out
         words, count = words or "beyond", int(words is not None)
         assert "docs/settings.md" in out and out.count(words) == count, (flags, out)
     shutil.rmtree("run")
     tuned = {"Wide-v0": {"ent_coef": 0.0}}
     with mock.patch.object(script, "TUNED", tuned):
-        assert command(script, f"{RUN} --env-id Wide-v0") == 0
+        assert command(script, f"{SHORT} --env-id Wide-v0") == 0
     out = capsys.readouterr().out
     assert "docs/settings.md" not in out and "beyond" not in out
 

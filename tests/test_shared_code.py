@@ -29,7 +29,7 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "qlearning.py": (49000, 300),
     "rainbow.py": (74000, 680),
     "reinforce.py": (47000, 295),
-    "sac.py": (64500, 510),
+    "sac.py": (64500, 515),
 }
 RUN_CHARACTERS = 24_000
 
