@@ -65,14 +65,14 @@ class Args:
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: TUNED's choice, else td3
-    target_noise: float = 0.2  # trick 1: standard deviation of the noise on mu'(s'); DDPG: 0
+    target_noise: float = 0.2  # trick 1: deviation of the noise on mu'(s'); DDPG: 0, or TUNED's
     twin_q: bool = True  # trick 2: the target y uses the lower value of two critics; DDPG: one critic
     policy_frequency: int = 2  # trick 3: critic updates per update of mu, mu' and Q'; DDPG: 1
     noise_clip: float = 0.5  # trick 1: the noise is clipped to ± this; 1 is half an action's range
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
-    max_grad_norm: float | None = None  # gradients of a larger norm are scaled down to it; None: off
+    max_grad_norm: float | None = None  # gradients of larger norm are scaled down to it; None: off
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
@@ -83,11 +83,11 @@ class Args:
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 0.15  # ou noise decays by this share a step; 0.15: deviation 1.9 * exploration_noise
+    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -113,7 +113,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; nn.Linear draws weights uniformly in ±1/sqrt(inputs)."""
+    """Linear layers with ReLU between them; nn.Linear's weights are uniform in ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -184,7 +184,7 @@ class ActorCritic(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def observe(self, obs):
-        """Observations (B, …) for the networks: images as they are; vectors flat, normalised if asked."""
+        """Observations (B, …) for the networks: vectors flat, normalised if asked; images as is."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
@@ -218,7 +218,7 @@ class ActorCritic(nn.Module):
         return np.clip(actions + noise, -1, 1)
 
     def act(self, obs):
-        """The policy's actions without noise for observations (B, …), as the environment takes them."""
+        """Actions without noise for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.explore(obs, noise=0))
@@ -254,7 +254,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in CPU memory: new ones replace the oldest; uint8 stays uint8.
+    """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). It is
     called a reset row here. Its action is ignored, and it is not stored:
@@ -434,7 +434,7 @@ def train(args):
     updates = num_updates(run.step, args)  # of the critics, so far
     envs, obs, dones, rng = run.new_envs()  # dones: whose episode ended in the step before
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # sum_k gamma^(t-k) r_k up to step t
+    discounted = np.zeros(args.num_envs)  # of running episodes: sum_k gamma^(t-k) r_k
     while not run.is_finished():
         noise = next_noise(noise, dones, args, rng)
         if run.step < args.learning_starts:
@@ -497,7 +497,7 @@ TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
                                          "anneal_lr": True, "total_timesteps": 45_000},
-    # DDPG with trick 1. With trick 2, landing looks bad for too long, and the agent learns to hover.
+    # DDPG with trick 1. With trick 2, landing looks bad for too long, and the agent hovers.
     "LunarLanderContinuous-v3": SMALL | {"algorithm": "ddpg", "target_noise": 0.2, "hidden_sizes": (128, 128),
                                          "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "batch_size": 128,
                                          "noise": "ou", "exploration_noise": 0.3, "learning_starts": 10_000,
@@ -511,7 +511,7 @@ TUNED = {
 
 
 def algorithm_settings(args):
-    """Settings from TUNED and ALGORITHMS. TUNED wins, unless --algorithm names another algorithm."""
+    """Settings from TUNED and ALGORITHMS. TUNED wins, unless --algorithm names another one."""
     settings = {"algorithm": "td3"} | TUNED.get(args.env_id, {})
     if args.algorithm in (None, settings["algorithm"]):
         return ALGORITHMS[settings["algorithm"]] | settings
@@ -647,7 +647,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -712,7 +712,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
+    """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

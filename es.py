@@ -563,7 +563,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -609,7 +609,7 @@ make_envs = make_slots  # as the run section calls it
 
 
 def vectors_or_images(envs, env_id):
-    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
+    """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

@@ -91,7 +91,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # of each actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of each critic's; none: as the actors'
     max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -117,7 +117,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; nn.Linear draws weights uniformly in ±1/sqrt(inputs)."""
+    """Linear layers with ReLU between them; nn.Linear's weights are uniform in ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -982,7 +982,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)

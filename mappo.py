@@ -88,7 +88,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actors' hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actors'
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -1105,7 +1105,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)

@@ -82,7 +82,7 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -803,7 +803,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)

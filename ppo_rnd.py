@@ -94,7 +94,7 @@ class Args:
     normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -822,7 +822,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -887,7 +887,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
+    """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

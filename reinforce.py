@@ -68,7 +68,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the critic's loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers of actor and critic
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -367,7 +367,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -432,7 +432,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
+    """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36

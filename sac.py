@@ -67,12 +67,12 @@ class Args:
     """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    alpha: float | None = None  # weight of the entropy bonus; None: learnt
+    alpha: float | None = None  # weight of the bonus; None: learnt, target entropy -1 per dimension
     policy_frequency: int = 2  # n: after every n critic updates, n updates of actor and alpha; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
-    max_grad_norm: float | None = None  # gradients of a larger norm are scaled down to it; None: off
+    max_grad_norm: float | None = None  # gradients of larger norm are scaled down to it; None: off
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
@@ -81,13 +81,13 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts
-    exploration_noise: float = 1.0  # scale of the noise; gaussian noise of scale 1 gives draws from pi
-    ou_theta: float = 0.15  # ou noise decays by this share a step; 0.15: deviation 1.9 * exploration_noise
+    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): fresh, or lasting
+    exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
+    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
-    checkpoint_every: int = 0  # steps between checkpoints; each restarts all episodes. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -113,7 +113,7 @@ class Args:
 
 # ------------------------------------------------------------------------------------------ networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
-    """Linear layers with ReLU between them; nn.Linear draws weights uniformly in ±1/sqrt(inputs)."""
+    """Linear layers with ReLU between them; nn.Linear's weights are uniform in ±1/sqrt(inputs)."""
     layers = []
     for size in hidden_sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
@@ -160,8 +160,8 @@ class Critic(nn.Module):
 class SoftActorCritic(nn.Module):
     """The actor pi, two critics Q, their target networks Q', and alpha, the weight of the entropy.
 
-    Actions are (B, D) in [-1, 1] everywhere except in the environment. pi(a|s) is the
-    density of these actions, so the entropy does not depend on the environment's units.
+    Actions are (B, D) in [-1, 1] everywhere except in the environment. pi(a|s) is their density, so
+    the entropy does not depend on the environment's units.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -187,7 +187,7 @@ class SoftActorCritic(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def observe(self, obs):
-        """Observations (B, …) for the networks: images as they are; vectors flat, normalised if asked."""
+        """Observations (B, …) for the networks: vectors flat, normalised if asked; images as is."""
         if self.image:
             return obs
         obs = obs.reshape(len(obs), -1).float()
@@ -232,7 +232,7 @@ class SoftActorCritic(nn.Module):
         return (mean + log_std.exp() * noise).tanh().cpu().numpy()
 
     def act(self, obs):
-        """The policy's actions without noise for observations (B, …), as the environment takes them."""
+        """Actions without noise for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.explore(obs, noise=0))
@@ -285,7 +285,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in CPU memory: new ones replace the oldest; uint8 stays uint8.
+    """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). It is
     called a reset row here. Its action is ignored, and it is not stored:
@@ -473,7 +473,7 @@ def train(args):
     updates = num_updates(run.step, args)  # of the critics, so far
     envs, obs, dones, rng = run.new_envs()  # dones: whose episode ended in the step before
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # sum_k gamma^(t-k) r_k up to step t
+    discounted = np.zeros(args.num_envs)  # of running episodes: sum_k gamma^(t-k) r_k
     while not run.is_finished():
         noise = next_noise(noise, dones, args, rng)
         if run.step < args.learning_starts:
@@ -496,7 +496,7 @@ def train(args):
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
-            if updates % args.policy_frequency == 0:  # less often, but as many in all, from one batch
+            if updates % args.policy_frequency == 0:  # less often, but as many, all on one batch
                 for _ in range(args.policy_frequency):
                     run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()
@@ -661,7 +661,7 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code: not only this file, Gymnasium and Python."""
+    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
     folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
@@ -726,7 +726,7 @@ def set_up_atari(kwargs, wrappers, mode):
 
 
 def vectors_or_images(envs, env_id):
-    """The environments, with Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
+    """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
