@@ -509,7 +509,16 @@ def test_training(script):
 
 # ------------------------------------------------------------------------------------------ small worlds and whole runs
 
-CUE = {"env_id": "Cue-v0", "num_envs": 8, "num_steps": 32, "learning_rate": 5e-3, "gamma": 0.5, "ent_coef": 0.0}
+CUE = {
+    "env_id": "Cue-v0",
+    "num_envs": 8,
+    "num_steps": 32,
+    "num_minibatches": 4,
+    "update_epochs": 4,
+    "learning_rate": 5e-3,
+    "gamma": 0.5,
+    "ent_coef": 0.0,
+}
 CUE |= {"total_timesteps": 6_000, "eval_episodes": 50}
 WORLDS = [  # settings, and the return that they must lead to; the best is 1 in Cue and 7.93, on average, in Taxi
     (CUE | {"env_kwargs": '{"source": "entry", "kind": "MultiDiscrete"}'}, 0.95),
