@@ -23,7 +23,7 @@ holds for it. The logits of invalid actions get no gradient. All else is as in p
     python ppo_masked.py --evaluate runs/DIR   # evaluate the trained agent
 
 Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The
-story ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws
+algorithm ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws
 the curve.
 """
 
@@ -82,7 +82,7 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: from 5,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -998,7 +998,7 @@ def true_returns(envs, args, returns):
 
 def write_file(path, write):
     """Call write(file), then rename the file to `path`: no reader finds a half-written one."""
-    temporary = Path(f"{path}.{os.getpid()}.tmp")  # no other process writes to this one
+    temporary = Path(f"{path}.tmp")  # what a killed process leaves is written over later
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -1058,13 +1058,12 @@ class Run:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
             make_envs(args, 1, video=self.dir / "videos").close()
-        for rest in self.dir.rglob("*.[0-9]*.tmp") if args.resume else ():  # of a killed process
-            rest.unlink()
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
         packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
         config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
         config["versions"] = {name: version(name) for name in packages}
+        config["started"] = self.started = time.time_ns()
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
 
     def start(self, agent, **parts):
@@ -1089,12 +1088,7 @@ class Run:
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
-        """Take over what state_dict returned. TypeError or ValueError where it is damaged."""
-        for name in self.saved:
-            if type(state[name]) is not type(getattr(self, name)):
-                raise TypeError(name)
-            if isinstance(state[name], dict):  # a table: numbers, in columns of equal length
-                np.array([state[name]["step"], *state[name].values()], float)
+        """Take over what state_dict returned."""
         vars(self).update({name: state[name] for name in self.saved})
         self.checkpoint_step = self.step
 
@@ -1151,6 +1145,12 @@ class Run:
                 raise UserError(f"{where}: {name} is NaN or infinite")
             self.largest[name] = max(largest, self.largest.get(name, 0))
 
+    def check_alone(self):
+        """UserError if another process has resumed the run since this one started."""
+        config = json.loads((self.dir / "config.json").read_text(encoding="utf-8"))
+        if config["started"] != self.started:
+            raise UserError(f"another process has resumed {self.dir}: this one ends")
+
     def log(self, **metrics):
         """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
         for name, value in metrics.items():
@@ -1170,8 +1170,9 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then training begins anew from it, as a resumed run does.
+        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
         """
+        self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
         self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)

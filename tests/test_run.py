@@ -12,7 +12,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -444,7 +443,7 @@ def test_disk_full_at_any_moment(script, capsys, monkeypatch):
         assert command(script, again) == 0 and content(script) == unbroken
 
 
-@catches('write_file, in place: f"{path}.{os.getpid()}.tmp" -> path')
+@catches('write_file, in place: f"{path}.tmp" -> path')
 def test_files_are_whole_or_not_there(script):
     """A process that dies while it writes leaves the old file."""
     script.write_file("run/file", lambda file: file.write(b"old"))
@@ -474,23 +473,22 @@ def test_a_file_that_is_open_elsewhere(script, monkeypatch, capsys):
     assert not [*Path("run").rglob("*metrics.csv*")] and len(table("evaluations.csv")["step"]) == 3
 
 
-@pytest.mark.slow
-def test_two_processes_in_one_folder(script):
-    """The one that survives leaves whole files, and its run can be gone on with."""
-    flags = [sys.executable, script.__file__, *RUN.replace("150", "100000").replace("every 60", "every 600").split()]
-    both = [subprocess.Popen([*flags, "--seed", seed], stderr=subprocess.PIPE) for seed in "12"]
-    try:
-        while not Path("run/checkpoint.pt").exists() and any(process.poll() is None for process in both):
-            time.sleep(0.05)
-    finally:
-        both[0].kill()
-        time.sleep(1)
-        both[1].kill()
-        for process in both:
-            process.communicate()
-    assert content(script)["checkpoint.pt"] and len(set(map(len, table("metrics.csv").values()))) == 1
-    steps = script.read_state("run/checkpoint.pt")["run"]["step"]
-    assert command(script, f"--resume run --no-progress --total-timesteps {steps + 100}") == 0
+@catches('Run.check_alone, nobody looks: if config["started"] != self.started: -> if False:')
+def test_two_processes_in_one_folder(script, monkeypatch, capsys):
+    """A run that is resumed while its first process is still at work: the first one ends, with a line that says so."""
+    write_checkpoint, others = script.Run.write_checkpoint, []
+
+    def resume_elsewhere(run):
+        write_checkpoint(run)
+        if not others:
+            others.append("a second process")
+            assert command(script, "--resume run --no-progress") == 0
+
+    monkeypatch.setattr(script.Run, "write_checkpoint", resume_elsewhere)
+    assert "another process has resumed run: this one ends" in complaint(script, RUN, capsys)
+    first = content(script)
+    shutil.rmtree("run")
+    assert command(script, RUN) == 0 and content(script) == first
 
 
 # --------------------------------------------------------------------------------------------- resuming, evaluating
