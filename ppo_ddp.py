@@ -616,12 +616,12 @@ TUNED = {
                     "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
                     "total_timesteps": 147_000} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
-                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 197_000},
+                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 998_000},
     "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8,
                        "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},
     "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, "anneal_lr": True,
-                    "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000} | AS_THEY_ARE,
+                    "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 500_000} | AS_THEY_ARE,
     "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
                                  "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
                                  "total_timesteps": 100_000},
@@ -1034,6 +1034,9 @@ def tuned(*flags, **given):
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
+    for name in ("total_timesteps", "num_envs", "eval_episodes", "max_episode_steps"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
+            raise UserError(f"{name} must be at least 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -1093,8 +1096,6 @@ def load(run_dir, model="best", *flags, **given):
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
-    if episodes < 1:
-        raise ValueError("an evaluation needs at least one episode")
     envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen

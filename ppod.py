@@ -1299,6 +1299,9 @@ def tuned(*flags, **given):
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
+    for name in ("total_timesteps", "num_envs", "eval_episodes", "max_episode_steps"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
+            raise UserError(f"{name} must be at least 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -1358,8 +1361,6 @@ def load(run_dir, model="best", *flags, **given):
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
-    if episodes < 1:
-        raise ValueError("an evaluation needs at least one episode")
     envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen

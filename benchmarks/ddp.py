@@ -111,7 +111,8 @@ def speed(rounds):
 
 def learn(seeds):
     """Whole runs of LunarLander-v3: scores of the last weights over 100 episodes, and seconds."""
-    results = []
+    path = HERE / "results/ddp_learn.json"
+    results = [row for row in json.loads(path.read_text()) if row["seed"] not in seeds] if path.exists() else []
     for seed in seeds:
         for processes in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +121,7 @@ def learn(seeds):
             row = {"processes": processes, "seed": seed, "seconds": summary["seconds"]}
             results.append(row | {"score": summary["eval_return_mean"]})
             print(results[-1], flush=True)
-    (HERE / "results/ddp_learn.json").write_text(json.dumps(results, indent=1) + "\n")
+            path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def main():

@@ -318,7 +318,7 @@ def test_new_envs(script):
 def test_evaluation(script):
     """Episodes of 2 and 5 steps with returns 1 + 2 and 1 + … + 5: 9 ± 6. What the first pays later is infinite.
 
-    An episode of 1,100 steps is played to its end. None at all cannot be evaluated.
+    An episode of 1,100 steps is played to its end.
     """
 
     class Later(Walk):
@@ -333,8 +333,6 @@ def test_evaluation(script):
     agent.act = lambda obs: np.zeros(1, int)
     with mock.patch.object(script, "make_envs", lambda *_: vector_env([lambda: Walk([(1100, "t")])], 1)):
         assert script.evaluate(agent, script.Args(), 1) == (1100 * 1101 / 2, 0)
-    with pytest.raises(ValueError, match="at least one episode"):
-        script.evaluate(agent, script.Args(), 0)
 
 
 @catches(
@@ -654,6 +652,10 @@ REFUSED = {
     "--env-id run_worlds:Grey-v0": "FrameStackObservation(stack_size=4)",
     "--env-id run_worlds:Camera-v0": "a wrapper must choose",
     "--device meta": "no device meta",
+    "--total-timesteps 0": "total_timesteps must be at least 1",
+    "--num-envs 0": "num_envs must be at least 1",
+    "--eval-episodes 0": "eval_episodes must be at least 1",
+    "--max-episode-steps 0": "max_episode_steps must be at least 1",
     "--resume nowhere": "nowhere/config.json is missing",
     "--evaluate nowhere": "nowhere/config.json is missing",
     "--config nowhere.json": "nowhere.json is missing",
