@@ -36,10 +36,12 @@ MEMORY = "ppod.py --rho 0 --phi 0 --num-envs 32 --num-steps 64 --num-minibatches
 MEMORY += "--learning-rate 2e-3 --anneal-lr --gamma 0.98 --ent-coef 0 --hidden-sizes 64 --gru-size 64 "
 MEMORY += "--no-normalize-obs --no-normalize-reward --total-timesteps 300000"
 GRUS = {"with a": "", "without a": "no-"}
-PICTURES = "ppod.py --wrappers 'minigrid.wrappers.RGBImgPartialObsWrapper(tile_size=8)' minigrid.wrappers.ImgObsWrapper "
-PICTURES += "--num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 4 --learning-rate 5e-4 --gae-lambda 0.97 "
-PICTURES += "--no-norm-adv --ent-coef 0.002 --no-normalize-reward --no-recurrent --sample-actions --phi 0 "
-PICTURES += "--total-timesteps 50000 --eval-every 50000"
+PIXELS = "'minigrid.wrappers.RGBImgPartialObsWrapper(tile_size=8)' minigrid.wrappers.ImgObsWrapper"
+PICTURES = f"ppod.py --wrappers {PIXELS} --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 4 "
+PICTURES += (
+    "--learning-rate 5e-4 --gae-lambda 0.97 --no-norm-adv --ent-coef 0.002 --no-normalize-reward --no-recurrent "
+)
+PICTURES += "--sample-actions --phi 0 --total-timesteps 50000 --eval-every 50000"
 ONE_DEMO = "--rho 0.5 --initial-reward-threshold 0.9 --initial-human-demos-dir demos/MiniGrid-DoorKey-5x5-v0-pictures"
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]

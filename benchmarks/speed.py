@@ -6,7 +6,7 @@
 NAME: as in PAIRS below; none: all of them. Figures are environment steps per second inside training; set-up, the
 first steps and evaluations are left out. The two sides run in alternation, on one thread, in processes of their own,
 and the ratio is the median over the pairs. Peers are installed into a virtual environment in FOLDER. Writes
-benchmarks/results/speed.json, or async_envs.json, and prints a line each. Nothing else should run on the machine meanwhile.
+benchmarks/results/speed.json or async_envs.json, and prints a line for each. Nothing else should run meanwhile.
 """
 
 import argparse
