@@ -17,7 +17,7 @@ stands for all that follows (arXiv 1602.01783, section 4).
 
     python reinforce.py                            # CartPole-v1, under a minute
     python reinforce.py --baseline none            # the same without a critic
-    python reinforce.py --n-step 16                # A2C
+    python reinforce.py --n-step 32 --no-norm-adv  # A2C
     python reinforce.py --evaluate runs/DIR --render
 
 Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C and A2C arXiv 1602.01783. The algorithm ends
