@@ -98,13 +98,14 @@ def scores(script):
     return table(*rows)
 
 
-def intervals(script):
+def intervals(scripts):
     """The table on docs/results.md: the scores of the tuned settings, beside those of the peer."""
-    rows = [["environment", "score", "worst seed", "seeds", "peer", "published", "commit"]]
-    for name, entry in read(f"{script}_scores").items():
-        if " " not in name:  # without other flags
-            cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
-            rows.append([f"`{name}`", *cells, published(script, name), cell(entry, "commit")])
+    rows = [["script", "environment", "score", "worst seed", "seeds", "peer", "published", "commit"]]
+    for script in scripts.split():
+        for name, entry in read(f"{script}_scores").items():
+            if " " not in name:  # without other flags
+                cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
+                rows.append([script, f"`{name}`", *cells, published(script, name), cell(entry, "commit")])
     return table(*rows)
 
 
@@ -134,12 +135,14 @@ def grid(file):
 
 
 def peers(file):
-    """The table of ours beside the peers."""
-    titles = ["seeds", "steps", "reached by", "steps to threshold", "seconds to threshold"]
-    titles += ["memory, MiB", "lines to read", "commit"]
-    rows = [["task", "side", "score", *titles]]
-    for key, entry in sorted(read(file).items()):
-        rows.append([*key.split(", "), score(entry), *[cell(entry, title) for title in titles]])
+    """A row for each task: ours, Stable-Baselines3's and CleanRL's figures, with strokes between them."""
+    titles = ["steps", "reached by", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"]
+    rows = [["task", "score", "Stable-Baselines3's", "CleanRL's", "seeds", *titles, "commit"]]
+    found = read(file)
+    for task in sorted({key.split(", ")[0] for key in found}):
+        sides = [found.get(f"{task}, {side}", {}) for side in ("ours", "peer", "CleanRL")]
+        cells = [" / ".join(cell(side, title) for side in sides if side) for title in titles]
+        rows.append([task, *map(score, sides), cell(sides[0], "seeds"), *cells, cell(sides[0], "commit")])
     return table(*rows)
 
 
@@ -193,7 +196,7 @@ def total(name):
 
 
 def shares():
-    """(script, environment, side, share of the best score, low, high), where a best score is known."""
+    """(script, environment, side, shares of the best score: IQM, low, high, worst), where a best score is known."""
     found = []
     for script in SCRIPTS:
         for env_id, entry in read(f"{script}_scores").items():
@@ -205,7 +208,8 @@ def shares():
         rivals = [iqm(others) for _, other, _, others in found if other == env_id]
         best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", math.inf)])
         for worst in read("random").get(f"{script} {env_id}", {}).get("returns", []) if best < math.inf else []:
-            yield script, env_id, side, *[(x - worst) / (best - worst) for x in (iqm(returns), *interval(returns))]
+            four = iqm(returns), *interval(returns), min(returns)
+            yield script, env_id, side, *[(x - worst) / (best - worst) for x in four]
 
 
 def draw():
@@ -214,11 +218,12 @@ def draw():
     places = {place: i for i, place in enumerate(dict.fromkeys(share[:2] for share in found))}
     picture = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
     axis = picture.subplots()
-    for script, env_id, side, share, low, high in found:
+    for script, env_id, side, share, low, high, lowest in found:
         mark, color, label = {"ours": ("o", "C0", "these scripts"), "peer": ("D", "C1", "Stable-Baselines3")}[side]
         row = places[script, env_id] + 0.25 * (side == "peer")
         errors = [[max(share - low, 0)], [max(high - share, 0)]]
         axis.errorbar(share, row, xerr=errors, fmt=mark, color=color, label=label, markersize=4, capsize=2)
+        axis.plot(max(lowest, 0), row, "|", color=color, markersize=9, label=f"{label}: worst seed")
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(places)), [f"{script}.py   {env_id}" for script, env_id in places], fontsize="small")
     axis.set(xlim=(0, 1.1), ylim=(len(places), -1), xlabel="share of the best known score (0: random actions)")
