@@ -10,16 +10,19 @@ from html import escape
 from itertools import groupby
 
 import pygments
+from latex2mathml.converter import convert
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 LATIN = "alpha|beta|gamma|delta|epsilon|eps|theta|lambda|mu|pi|rho|sigma|tau|phi|Phi"
 GREEK = dict(zip(LATIN.split("|"), "αβγδεεθλμπρστφΦ"))
-LIMITS = {"sum": "∑", "Σ": "∑", "min": "min", "max": "max", "argmax": "arg max"}  # their index stands below
+COMMANDS = {"sum": r"\sum ", "argmax": r"\text{arg max}", "sqrt": r"\surd ", "<-": r"\leftarrow ", "->": r"\to "}
+COMMANDS |= {"<=": r"\leq ", ">=": r"\geq ", "||": r"\| ", "*": r"\cdot ", "~": r"\sim "}
+SAME = {"'": "′", "−": "-", "·": "*", "Σ": "sum", "×": r"\times ", "←": "<-", "≤": "<=", "…": r"\dots "}
 SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "||": "∥", "-": "−", "*": "·", "x": "×", "sqrt": "√"}
 FUNCTIONS = {"log", "exp", "clip", "mean", "std", "tanh", "softmax", "sign", "Var", "KL", "Huber", "sqrt"}
-BRACKETS = {"(": ")", "[": "]", "{": "}"}
-TOKEN = re.compile(r"(\s*)(<-|->|<=|>=|\|\||\d+(?:[.,]\d+)*|[^\W\d_]+|\S)")
+INSIDE = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # of brackets, with up to two more pairs inside each other
+OPERAND = rf"(?:\d+|[^\W\d]\w*(?:[_^](?:\w+|\{{[^}}]*\}})|′)*(?:\({INSIDE}\))?|\({INSIDE}\)(?:\^\w)?)"
 ARXIV = "https://arxiv.org/abs/"
 LINKS = {}  # {name of a function: address in the page}: code in a sentence that names it is a link
 
@@ -30,76 +33,42 @@ def tag(name, *inner, **attributes):
     return f"<{name}{given}>{''.join(inner)}</{name}>"
 
 
-# ------------------------------------------------------------------------------------------------------------ formulas
-class Formula:
-    """A formula in plain text, read from left to right into MathML."""
-
-    def __init__(self, text):
-        self.tokens = TOKEN.findall(text.replace("′", "'"))[::-1]  # (space before it, token); the next one is last
-
-    def joined(self, signs):
-        """Whether the next token is one of these signs, without a space before it."""
-        return bool(self.tokens) and self.tokens[-1][0] == "" and self.tokens[-1][1] in signs
-
-    def row(self, closing=""):
-        """[(kind, MathML)] up to a closing bracket. A slash between two single operands becomes a fraction."""
-        row = [("", ""), ("", "")]
-        while self.tokens and self.tokens[-1][1] != closing:
-            space = tag("mspace", width=".2em") if self.tokens[-1][0] else ""
-            kind, markup = self.item(row[-1][0])
-            if row[-1][0] == "/" and kind == row[-2][0] == "operand" != row[-3][0]:
-                bare = (re.sub(r"^<mrow><mo>\(</mo>(.*)<mo>\)</mo></mrow>$", r"\1", x) for x in (row[-2][1], markup))
-                row[-2:] = [("operand", tag("mfrac", *(tag("mrow", x) for x in bare)))]
-            else:
-                words = "word" in (kind, row[-1][0]) and {kind, row[-1][0]} <= {"word", "operand"}
-                row.append((kind, space * words + markup))
-        self.tokens = self.tokens[:-1]
-        return row[2:]
-
-    def item(self, before, is_index=False):
-        """(kind, MathML) of a sign, or of an operand with its indices and arguments; `before` is the last kind."""
-        token = self.tokens.pop()[1]
-        name, kind, below, above = GREEK.get(token, token), "operand", "", ""
-        if token in BRACKETS:
-            inner = "".join(markup for _, markup in self.row(BRACKETS[token]))
-            base = tag("mrow", tag("mo", token), inner, tag("mo", BRACKETS[token]))
-        elif token in LIMITS and self.joined("_"):
-            self.tokens.pop()
-            return "word", tag("munder", tag("mo", LIMITS[token], movablelimits="true"), self.item("", True)[1])
-        elif name == "sqrt" or not name[0].isalnum():
-            form = "infix" if before in ("operand", "word") else "prefix"
-            return token, tag("mo", escape(SIGNS.get(name, name)), form=form)
-        else:
-            kind = "word" if name.isalpha() and len(name) > 1 else "operand"
-            base = tag("mi" if name.isalpha() else "mn", name, **{"class": "word"} if kind == "word" else {})
-        if kind == "operand" and token.isalpha() and self.joined("0123456789"):
-            below = self.item("", True)[1]  # s0
-        while self.joined("'" if is_index else "'_^*"):
-            sign = self.tokens.pop()[1]
-            if sign == "'":
-                base = tag("mrow", base, tag("mo", "′", lspace="0", rspace="0"))
-                continue
-            index = tag("mo", "∗") if sign == "*" else self.item("", True)[1]
-            index = re.sub(r"^<mrow><mo>[({]</mo>(.*)<mo>[)}]</mo></mrow>$", r"\1", index)
-            below, above = (below + index, above) if sign == "_" else (below, above + index)
-        if below or above:
-            parts = (tag("mrow", part) for part in (below, above) if part)
-            base = tag("m" + "sub" * bool(below) + "sup" * bool(above), base, *parts)
-        if kind == "operand" and token.isalpha() and not is_index and self.joined("(["):
-            base = tag("mrow", base, self.item("")[1])  # arguments
-        return kind, base
+# ------------------------------------------------------------------------------------------------------ formulas
+def single(operand):
+    """An operand of a fraction without its brackets."""
+    return re.sub(rf"^\(({INSIDE})\)$", r"\1", operand)
 
 
-def formula(text, display="true"):
-    """A formula as MathML; a long one may be broken before each relation, and before each term of a sum."""
-    pieces = [""]
-    for kind, markup in Formula(text).row():
-        if display == "true" and pieces[-1] and kind in "=<-+−←" and 'form="infix"' in markup:
-            pieces.append("")
-            markup = markup.replace("<mo ", '<mo lspace="0" ', 1)
-        pieces[-1] += markup
-        pieces += [""] if kind in ",;" else []
-    return " ".join(tag("math", tag("mrow", piece), displaystyle=display) for piece in pieces if piece)
+def latex(text, is_inline):
+    """A formula in plain text as LaTeX."""
+    text = re.sub("|".join(map(re.escape, SAME)), lambda match: SAME[match[0]], text)
+    fraction = lambda match: rf"{match[1]}\frac{{{single(match[2])}}}{{{single(match[3])}}}"
+    text = re.sub(rf"(^|[-=,+([~] ?)({OPERAND}) ?/ ?({OPERAND})", fraction, text)
+    text = re.sub(r"\b([A-Za-z])(\d)", r"\1_\2", text)  # s0
+    text = re.sub(r"(?<=[\w′}])\^?\*", r"^\\ast ", text)  # a*
+    text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?))", r"\1{\2\3}", text)  # an index is what stands together
+    text = re.sub(r"(^|[=,([{] ?)-(?! )", r"\1−", text)  # a minus before a single operand needs no space
+    if not is_inline:
+        text = re.sub(r"\b(sum|min|max|argmax)_\{([^}]*)\}", r"\\,\\underset{\2}{\1}\\,", text)
+    sign = lambda word: COMMANDS.get(word) or GREEK.get(word)
+    word = lambda match: sign(match[2]) or rf"{match[1]}\text{{{match[2]}}}{match[3]}".replace(" ", r"\,")
+    return re.sub(r"((?:(?<=[\w)}]) )?)(?<![\\a-zA-Z])([^\W\d_]{2,}|<-|->|<=|>=|\|\||[*~])( ?)", word, text)
+
+
+def mathml(text, is_inline):
+    """A formula in plain text as MathML."""
+    markup = convert(latex(text, is_inline))
+    return re.sub("^<math.*?>", tag("math", displaystyle=str(not is_inline).lower()).removesuffix("</math>"), markup)
+
+
+def formula(text):
+    """An equation as MathML; a long one may be broken before each relation, and before each term of a sum."""
+    parts = []
+    for part in re.split(r" (?=(?:[-=~+−←]|<-|<=) )|(?<=[,;]) ", text):
+        is_open = parts and sum(map(parts[-1].count, "([{")) > sum(map(parts[-1].count, ")]}"))
+        parts[-1:] = [f"{parts[-1]} {part}"] if is_open else [*parts[-1:], part]
+    sign = re.compile("<mrow><mo>(?=&#x0(?:003D|002B|2212|2190|223C))")  # as between two terms
+    return " ".join(sign.sub("<mrow><mo form='infix' lspace='0'>", mathml(part, False)) for part in parts)
 
 
 # -------------------------------------------------------------------------------------------------------- in sentences
@@ -150,7 +119,7 @@ def marked(match):
         return prose(word)
     if kind == "power":
         return tag("sup", inline(word[1:]))
-    return SIGNS[word] if kind == "sign" else formula(word, "false")
+    return SIGNS[word] if kind == "sign" else mathml(word, True)
 
 
 def inline(text):
@@ -169,7 +138,7 @@ SOURCE = re.compile(r"\([^()]*[A-Za-z]{3}[^()]*\)[.,]?")  # behind an equation: 
 
 def is_equation(text):
     """Whether a text has a sign of relation, and at most three words that are no names of functions."""
-    words = set(re.findall(r"(?<![\w^])[^\W\d_]{2,}", text)) - FUNCTIONS - {*GREEK, *LIMITS, "terminated"}
+    words = set(re.findall(r"(?<![\w^])[^\W\d_]{2,}", text)) - FUNCTIONS - {*GREEK, *COMMANDS, "min", "max", "terminated"}
     return len(words) <= 3 and bool(re.search(r"\S (=|<-|←|~|<=) \S", text))
 
 
