@@ -1,6 +1,7 @@
 """Write the reading edition: a page for each script, cut from the script, its tests, its page in docs/ and exercises/.
 
-    python reading/build.py        # site/index.html and the other pages, in half a minute
+    python reading/build.py           # site/index.html and the other pages, in half a minute
+    python reading/build.py --help
 
 Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring, its worked
 example is the docstring of a test, and the mistakes are those that this test must catch. page.html has their form.
@@ -18,6 +19,8 @@ from itertools import takewhile
 from pathlib import Path
 
 import jinja2
+import numpy as np
+import tyro
 from markdown_it import MarkdownIt
 
 HERE = Path(__file__).resolve().parent
@@ -85,6 +88,9 @@ class Script:
             if getattr(test, "name", "").startswith("test_"):
                 self.attach(test)
         self.page = read(f"docs/{name}.md")
+        said = " ".join([self.doc, *(f"{unit.doc} {unit.intro}" for unit in self.units)])
+        words = re.findall(r"(?ms)^\* \*\*(.*?)\*\*: (.*?)\n(?=\*|\Z)", read("docs/words.md"))
+        self.words = [(word, text) for word, text in words if re.search(word, said, re.I)]
         self.docs = {title: text for title, text in re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page)}
         self.details = next((title for title in self.docs if title.startswith("Details that matter")), "")
         for item in re.split(r"(?m)^\d+\. ", self.docs.pop(self.details, ""))[1:]:
@@ -116,6 +122,13 @@ class Script:
                 unit.hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)
             unit.is_wide = bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", unit.doc, re.M))
             yield unit
+
+    def numbers(self, name):
+        """({argument or result: a number for each step}, other arguments) of a function's first call in a lesson."""
+        returned = re.findall(r"(?m)^    return (.*)", self.find[name].source)[-1].split(", ")
+        _, given, result = self.calls[name][0]
+        columns = {key: np.ravel(x) for key, x in [*given.items(), *zip(returned, result)] if isinstance(x, list)}
+        return columns, {key: x for key, x in given.items() if key not in columns}
 
     def attach(self, test):
         """Give a test's mistakes to the functions where they are, and a lesson to the one with most of them."""
@@ -189,8 +202,13 @@ class Site:
         Path(self.folder, f"{name}.html").write_text(self.template.render(name=name, **given), encoding="utf-8")
 
 
-def build(folder=REPO / "site", names=None):
-    """Write all pages and return the Site; `names`: scripts whose lessons run with all mistakes, by default all."""
+def build(folder: Path = REPO / "site", names: tuple[str, ...] | None = None):
+    """Write the reading edition: a page for each script, and those of docs/.
+
+    Args:
+        folder: where to write
+        names: scripts whose lessons run with all their mistakes, to show what these give; None: all scripts
+    """
     load_tables()
     stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in read(path)]
     site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.name)))
@@ -209,11 +227,10 @@ def build(folder=REPO / "site", names=None):
         site.write(name, text=read(f"docs/{name}.md"))
     blocks = [x for x in read("README.md").split("\n\n") if not re.search("reading/build|reading.png", x)]
     site.write("index", readme="\n\n".join(blocks), pages=pages)
-    for name in ("style.css", "page.js", "figures.js"):
+    for name in ("style.css", "figures.js"):
         shutil.copy(HERE / name, site.folder)
     return site
 
 
 if __name__ == "__main__":
-    build()
-    print(REPO / "site" / "index.html")
+    print(tyro.cli(build).folder / "index.html")

@@ -8,6 +8,8 @@ const range = (n) => [...Array(n).keys()];
 const short = (x) => String(+(+x).toFixed(3)).replace("-", "−");
 const term = (x) => (x < 0 ? `(${short(x)})` : short(x)); // as a part of a sum
 const list = (xs) => xs.map(short).join(", ");
+const flat = (given) => // columns (T, 1) as rows
+  Object.fromEntries(Object.entries(given).map(([name, x]) => [name, x?.flat ? x.flat(9) : x]));
 
 const compute = {
   compute_vtrace({ rewards, values, next_values, terminated, truncated, rho, c, gamma }) {
@@ -145,8 +147,8 @@ function figure(place, title, sliders, draw, buttons = {}) {
 const end = (terminated, truncated) => (terminated ? ", terminated" : truncated ? ", truncated" : "");
 
 const FIGURES = { // by the function beside which a figure stands, with the calls of the lessons
-  compute_gae(place, [[, given]]) {
-    const { rewards, terminated, truncated, gamma, gae_lambda } = given;
+  compute_gae(place, [[, lesson]]) {
+    const given = flat(lesson), { rewards, terminated, truncated, gamma, gae_lambda } = given;
     const labels = rewards.map((_, t) => `t = ${t}${end(terminated[t], truncated[t])}`);
     const sliders = { γ: [0, 1, gamma], λ: [0, 1, gae_lambda], t: [0, rewards.length - 1, 4, 1] };
     figure(place, "how far an advantage looks ahead", sliders, (γ, λ, t) => {
@@ -159,8 +161,8 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         The weights are the powers of γλ, up to the first end.`];
     });
   },
-  compute_vtrace(place, [[, given]]) {
-    const [topRho, topC] = [given.rho, given.c].map((xs) => Math.max(...xs));
+  compute_vtrace(place, [[, lesson]]) {
+    const given = flat(lesson), [topRho, topC] = [given.rho, given.c].map((xs) => Math.max(...xs));
     const sliders = { "ρ at most": [0, topRho, topRho], "c at most": [0, topC, topC] };
     figure(place, "what the limits of V-trace do", sliders, (maxRho, maxC) => {
       const rho = given.rho.map((x) => Math.min(x, maxRho)), c = given.c.map((x) => Math.min(x, maxC));

@@ -76,7 +76,7 @@ LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)
 INDEX = r"['′](?!\w)|\d(?!\d)|\*(?![\w(]| [\d(])|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 KINDS = {
     "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
-    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
+    "name": rf"\b\w+(?:_[a-z]{{2,}}){{2,}}|(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
     "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
     "doi": r"doi 10\.\S+\w",
     "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # Q-learning, e.g, 1 M
