@@ -1,10 +1,11 @@
-"""Write the reading edition: a page for each script, cut from the script, its tests, its page in docs/ and exercises/.
+"""Write the reading edition: a page for each script, cut from the script, its tests, docs/ and exercises/.
 
     python reading/build.py           # site/index.html and the other pages, in half a minute
     python reading/build.py --help
 
-Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring, its worked
-example is the docstring of a test, and the mistakes are those that this test must catch. page.html has their form.
+Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring, its
+worked example is the docstring of a test, and the mistakes are those that this test must catch. page.html has
+their form.
 """
 
 import ast
@@ -26,8 +27,9 @@ from markdown_it import MarkdownIt
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 sys.path[:0] = [str(HERE), str(REPO / "exercises")]
+import notation  # noqa: E402
 from mechanism import EXERCISES, HUNTS, load_tables  # noqa: E402
-from notation import LINKS, code_word, docstring, highlight, indented, inline, tag  # noqa: E402
+from notation import LINKS, highlight, inline, tag  # noqa: E402
 from wrong import by_hand, run_lessons  # noqa: E402
 
 RULER = re.compile(r"\s*# -{20,} (.*)")
@@ -47,11 +49,12 @@ def slug(title):
 
 
 def doc_of(node):
-    """A docstring without its margin. (ast's own way takes away the margin of a single equation as well.)"""
-    return re.sub(rf"(?m)^ {{{node.body[0].col_offset}}}", "", ast.get_docstring(node, clean=False)).rstrip()
+    """A docstring without its margin; inspect.cleandoc would take that of a single equation as well."""
+    margin = " " * node.body[0].col_offset
+    return re.sub(f"(?m)^{margin}", "", ast.get_docstring(node, clean=False)).rstrip()
 
 
-# ------------------------------------------------------------------------------------------------------------- sources
+# ------------------------------------------------------------------------------------------ sources
 @dataclass
 class Unit:
     """A function, a method with a docstring, or any other statement of a script, up to the next Unit."""
@@ -65,10 +68,8 @@ class Unit:
     section: str = ""  # title of the section that begins here
     intro: str = ""  # the comment below this title
     lessons: list = field(default_factory=list)  # (test, other units that it exercises)
-    mistakes: list = field(
-        default_factory=list
-    )  # (the text in `catches`, where, what is wrong, old text, new text, line)
-    is_wide: bool = False  # the docstring holds a drawing or a wide table, and stands above the code
+    mistakes: list = field(default_factory=list)  # (text in `catches`, where, what, old, new, line)
+    is_wide: bool = False  # the docstring holds a drawing or a wide table, and stands above
     notes: list = field(default_factory=list)  # the "details that matter" of docs/
 
 
@@ -78,9 +79,8 @@ class Script:
     def __init__(self, name):
         self.name, self.text, self.tests = name, read(f"{name}.py"), read(f"tests/test_{name}.py")
         self.lines, tree = self.text.split("\n"), ast.parse(self.text)
-        self.story = next(i for i, line in enumerate(self.lines) if line.startswith("# ====="))  # its last line
-        self.title, _, doc = ast.get_docstring(tree).partition("\n\n")
-        self.doc = re.sub(r"\s*The\s+story\s+ends\s+at.*", "", doc, flags=re.S)
+        self.story = self.text[: self.text.index("\n# =====")].count("\n") + 1  # its last line
+        self.title, _, self.doc = ast.get_docstring(tree).partition("\n\n")
         self.units = list(self.cut(tree.body[1:]))
         self.rest = Unit("helpers", self.story + 1, len(self.lines) - 1)
         self.find = {unit.name: unit for unit in [self.rest, *self.units]}
@@ -91,8 +91,8 @@ class Script:
         said = " ".join([self.doc, *(f"{unit.doc} {unit.intro}" for unit in self.units)])
         words = re.findall(r"(?ms)^\* \*\*(.*?)\*\*: (.*?)\n(?=\*|\Z)", read("docs/words.md"))
         self.words = [(word, text) for word, text in words if re.search(word, said, re.I)]
-        self.docs = {title: text for title, text in re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page)}
-        self.details = next((title for title in self.docs if title.startswith("Details that matter")), "")
+        self.docs = dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page))
+        self.details = next((title for title in self.docs if title.startswith("Details that")), "")
         for item in re.split(r"(?m)^\d+\. ", self.docs.pop(self.details, ""))[1:]:
             named = (self.find[x] for x in re.findall(r"`([\w.]+)`", item) if x in self.find)
             next(named, self.rest).notes.append(re.sub(r"\n {2,4}", "\n", item))
@@ -103,19 +103,22 @@ class Script:
         """Yield the Units of the story."""
         found = {}  # name: (node, first line, comments above it)
         for node in (x for x in nodes if x.lineno <= self.story):
-            methods = [x for x in getattr(node, "body", []) if isinstance(node, ast.ClassDef) and hasattr(x, "name")]
-            for part in [node, *(x for x in methods if ast.get_docstring(x))]:
-                name = part.targets[0].id if isinstance(part, ast.Assign) else getattr(part, "name", "imports")
-                name = name if part is node else f"{node.name}.{name}"
+            parts = node.body if isinstance(node, ast.ClassDef) else []
+            methods = [x for x in parts if hasattr(x, "name") and ast.get_docstring(x)]
+            for part in [node, *methods]:
+                name = ast.unparse(part.targets[0]) if isinstance(part, ast.Assign) else "imports"
+                name = getattr(part, "name", name) if part is node else f"{node.name}.{part.name}"
                 first = min(x.lineno for x in [part, *getattr(part, "decorator_list", [])])
                 above = [*takewhile(re.compile(r"\s*(#|$)").match, self.lines[first - 2 :: -1])][::-1]
-                found.setdefault(name + "-2" * (name in found and name != "imports"), (part, first, above))
+                again = "-2" * (name in found and name != "imports")
+                found.setdefault(name + again, (part, first, above))
         ends = [first - len(above) - 1 for _, first, above in found.values()][1:] + [self.story]
         for (name, (node, first, above)), last in zip(found.items(), ends):
             unit = Unit(name, first, last, "\n".join(self.lines[first - 1 : last]).rstrip())
             unit.last = first + unit.source.count("\n")
             unit.section = "".join(match[1] for match in map(RULER.match, above) if match)
-            comment = "\n".join(re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)).strip()
+            comment = [re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)]
+            comment = "\n".join(comment).strip()
             unit.intro, unit.doc = (comment, "") if unit.section else ("", comment)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
                 unit.doc += "\n\n" + doc_of(node)
@@ -124,10 +127,11 @@ class Script:
             yield unit
 
     def numbers(self, name):
-        """({argument or result: a number for each step}, other arguments) of a function's first call in a lesson."""
+        """A function's first call in a lesson: {argument or result: a number for each step}, {other arguments}."""
         returned = re.findall(r"(?m)^    return (.*)", self.find[name].source)[-1].split(", ")
         _, given, result = self.calls[name][0]
-        columns = {key: np.ravel(x) for key, x in [*given.items(), *zip(returned, result)] if isinstance(x, list)}
+        given = given | dict(zip(returned, result))
+        columns = {key: np.ravel(x) for key, x in given.items() if isinstance(x, list)}
         return columns, {key: x for key, x in given.items() if key not in columns}
 
     def attach(self, test):
@@ -140,7 +144,8 @@ class Script:
             places[unit.name] += 1
             begin = unit.source.find(old) + len(old) - len(old.lstrip())
             line = unit.first + unit.source[: max(begin, 0)].count("\n")
-            unit.mistakes += [] if NO_HUMAN.search(new) else [(text, where, what, old.strip(), new.strip(), line)]
+            if not NO_HUMAN.search(new):
+                unit.mistakes.append((text, where, what, old.strip(), new.strip(), line))
         if by_hand(self.tests.split("\n"), test.lineno):
             used = {x.attr for x in ast.walk(test) if isinstance(x, ast.Attribute)}
             places.update({name: 0.1 for name in self.find if name.rpartition(".")[2] in used})
@@ -148,7 +153,7 @@ class Script:
             self.find[best].lessons.append((test, [x for x in others if places[x] >= 1 and x != "helpers"]))
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 class Site:
     """The folder of the pages, and what page.html calls."""
 
@@ -156,9 +161,7 @@ class Site:
         self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
         (self.folder / "img").mkdir(parents=True, exist_ok=True)
         form = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        form.globals.update(
-            site=self, inline=inline, docstring=docstring, slug=slug, doc_of=doc_of, highlight=highlight
-        )
+        form.globals |= {"site": self, "slug": slug, "doc_of": doc_of, **vars(notation)}
         self.template = form.from_string(read("reading/page.html"))
 
     def target(self, href, base):
@@ -180,14 +183,16 @@ class Site:
         """Markdown as HTML; formulas, variables and code look as in docstrings."""
         page = MarkdownIt("commonmark", {"html": True}).enable("table")
         rules = {
-            "text": lambda token: inline(token.content),
-            "code_inline": lambda token: code_word(token.content),
-            "code_block": lambda token: indented(token.content.rstrip().split("\n")),
-            "fence": lambda token: tag("pre", "\n".join(highlight(token.content, token.info or "text")), tabindex="0"),
+            "text": lambda text, _: inline(text),
+            "code_inline": lambda text, _: notation.code_word(text),
+            "code_block": lambda text, _: notation.indented(text.rstrip().split("\n")),
+            "fence": lambda text, kind: tag("pre", "\n".join(highlight(text, kind or "text")), tabindex="0"),
         }
         for name, rule in rules.items():
-            page.add_render_rule(name, lambda self, tokens, i, *_, rule=rule: rule(tokens[i]))
-        out = re.sub(r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.target(m[2], base)}"', page.render(text))
+            by_token = lambda self, tokens, i, *_, rule=rule: rule(tokens[i].content, tokens[i].info)
+            page.add_render_rule(name, by_token)
+        link = lambda match: f'{match[1]}="{self.target(match[2], base)}"'
+        out = re.sub(r'(href|src)="([^"]*)"', link, page.render(text))
         out = re.sub(r"(<a [^>]*>(?:(?!</a>).)*?)<a [^>]*>(.*?)</a>", r"\1\2", out)  # an arXiv number in a link
         out = re.sub(r"<h([23])>(.*?)</h.>", lambda m: tag(f"h{m[1]}", m[2], id=slug(m[2])), out)
         return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)
