@@ -15,9 +15,9 @@ import re
 import shutil
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 
 import jinja2
 import numpy as np
@@ -55,22 +55,14 @@ def doc_of(node):
 
 
 # ------------------------------------------------------------------------------------------ sources
-@dataclass
-class Unit:
-    """A function, a method with a docstring, or any other statement of a script, up to the next Unit."""
+def unit_of(name, first, last, source="", **given):
+    """A function, a method with a docstring, or any other statement of a script, up to the next one.
 
-    name: str  # compute_gae, RolloutBuffer.minibatches: its address in the page
-    first: int  # line, counted from 1
-    last: int
-    source: str = ""
-    doc: str = ""  # its docstring, and the comment above it
-    hidden: range = range(0)  # lines of the docstring
-    section: str = ""  # title of the section that begins here
-    intro: str = ""  # the comment below this title
-    lessons: list = field(default_factory=list)  # (test, other units that it exercises)
-    mistakes: list = field(default_factory=list)  # (text in `catches`, where, what, old, new, line)
-    is_wide: bool = False  # the docstring holds a drawing or a wide table, and stands above
-    notes: list = field(default_factory=list)  # the "details that matter" of docs/
+    Given are its docstring, and the title and comment of the section that begins with it. Others add:
+    lessons: (test, other units that it exercises); mistakes: (text in `catches`, where, what, old, new, line);
+    notes: the "details that matter" of docs/.
+    """
+    return SimpleNamespace(name=name, first=first, last=last, source=source, lessons=[], mistakes=[], notes=[], **given)
 
 
 class Script:
@@ -82,7 +74,7 @@ class Script:
         self.story = self.text[: self.text.index("\n# =====")].count("\n") + 1  # its last line
         self.title, _, self.doc = ast.get_docstring(tree).partition("\n\n")
         self.units = list(self.cut(tree.body[1:]))
-        self.rest = Unit("helpers", self.story + 1, len(self.lines) - 1)
+        self.rest = unit_of("helpers", self.story + 1, len(self.lines) - 1)
         self.find = {unit.name: unit for unit in [self.rest, *self.units]}
         for test in ast.parse(self.tests).body:
             if getattr(test, "name", "").startswith("test_"):
@@ -114,17 +106,16 @@ class Script:
                 found.setdefault(name + again, (part, first, above))
         ends = [first - len(above) - 1 for _, first, above in found.values()][1:] + [self.story]
         for (name, (node, first, above)), last in zip(found.items(), ends):
-            unit = Unit(name, first, last, "\n".join(self.lines[first - 1 : last]).rstrip())
-            unit.last = first + unit.source.count("\n")
-            unit.section = "".join(match[1] for match in map(RULER.match, above) if match)
+            source = "\n".join(self.lines[first - 1 : last]).rstrip()
+            section = "".join(match[1] for match in map(RULER.match, above) if match)
             comment = [re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)]
-            comment = "\n".join(comment).strip()
-            unit.intro, unit.doc = (comment, "") if unit.section else ("", comment)
+            doc, hidden = "\n".join(comment).strip(), range(0)
+            intro, doc = (doc, "") if section else ("", doc)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
-                unit.doc += "\n\n" + doc_of(node)
-                unit.hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)
-            unit.is_wide = bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", unit.doc, re.M))
-            yield unit
+                doc += "\n\n" + doc_of(node)
+                hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)  # lines
+            texts = {"section": section, "intro": intro, "doc": doc, "hidden": hidden}
+            yield unit_of(name, first, first + source.count("\n"), source, **texts)
 
     def numbers(self, name):
         """A function's first call in a lesson: {argument or result: a number for each step}, {other arguments}."""
@@ -161,6 +152,7 @@ class Site:
         self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
         (self.folder / "img").mkdir(parents=True, exist_ok=True)
         form = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        form.tests["wide"] = re.compile(r"[─│]|(?m:^) {4}(?!.*[=←]).{62}").search  # a drawing or a wide table
         form.globals |= {"site": self, "slug": slug, "doc_of": doc_of, **vars(notation)}
         self.template = form.from_string(read("reading/page.html"))
 

@@ -171,10 +171,7 @@ def indented(lines):
     margin = min(len(line) - len(line.lstrip()) for line in lines)
     lines = [line[margin:].rstrip() for line in lines]
     if re.match("python |torchrun |pip |uv ", lines[0]):
-        out = ""
-        for command, _, comment in (line.partition("  #") for line in lines):
-            out += tag("p", tag("code", escape(command.strip())), " ", tag("span", inline(comment.strip())))
-        return tag("div", out, class_="shell")
+        return tag("pre", "\n".join(highlight("\n".join(lines), "sh")), tabindex="0")
     parts = [re.split(r"\s{3,}", line) for line in lines]
     if not all(is_equation(part[0]) for part in parts):
         return table(lines)
