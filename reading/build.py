@@ -80,9 +80,9 @@ class Script:
             if getattr(test, "name", "").startswith("test_"):
                 self.attach(test)
         self.page = read(f"docs/{name}.md")
-        said = " ".join([self.doc, *(f"{unit.doc} {unit.intro}" for unit in self.units)])
+        said = self.page + "\n".join(self.lines[: self.story])
         words = re.findall(r"(?ms)^\* \*\*(.*?)\*\*: (.*?)\n(?=\*|\Z)", read("docs/words.md"))
-        self.words = [(word, text) for word, text in words if re.search(word, said, re.I)]
+        self.words = [(word, text) for word, text in words if re.search(rf"\b{word}(s|ped|ping)?\b", said, re.I)]
         self.docs = dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page))
         self.details = next((title for title in self.docs if title.startswith("Details that")), "")
         for item in re.split(r"(?m)^\d+\. ", self.docs.pop(self.details, ""))[1:]:
@@ -162,7 +162,7 @@ class Site:
         full = Path(REPO, base, path).resolve()
         if re.match("https?:", href) or not path:
             return href
-        if full.suffix in (".png", ".gif"):
+        if full.suffix in (".png", ".gif", ".svg"):
             if full.exists():
                 shutil.copy(full, self.folder / "img")
             return f"img/{full.name}"

@@ -44,13 +44,13 @@ def latex(text, is_inline):
     text = re.sub(rf"(^|[-=,+([~] ?)({OPERAND}) ?/ ?({OPERAND})", fraction, text)
     text = re.sub(r"\b([A-Za-z])(\d)", r"\1_\2", text)  # s0
     text = re.sub(r"(?<=[\w′}])\^?\*", r"^\\ast ", text)  # a*
-    text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?))", r"\1{\2\3}", text)  # pi_old
+    text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?′*))", r"\1{\2\3}", text)  # pi_old
     text = re.sub(r"(^|[=,([{] ?)-(?! )", r"\1−", text)  # the sign of a number has no space behind it
     if not is_inline:
         text = re.sub(r"\b(sum|min|max|argmax)_\{([^}]*)\}", r"\\,\\underset{\2}{\1}\\,", text)
     sign = lambda word: COMMANDS.get(word) or GREEK.get(word)
     name = lambda match: rf"{match[1]}\text{{{match[2]}}}{match[3]}".replace(" ", r"\,")
-    words = r"((?:(?<=[\w)}]) )?)(?<![\\a-zA-Z])([^\W\d_]{2,}|<-|->|<=|>=|\|\||[*~])( ?)"
+    words = r"((?:(?<=[\w)\]}′]) )?)(?<![\\a-zA-Z])([^\W\d_]{2,}|<-|->|<=|>=|\|\||[*~])( ?)"
     return re.sub(words, lambda match: sign(match[2]) or name(match), text)
 
 
@@ -171,7 +171,7 @@ def indented(lines):
     margin = min(len(line) - len(line.lstrip()) for line in lines)
     lines = [line[margin:].rstrip() for line in lines]
     if re.match("python |torchrun |pip |uv ", lines[0]):
-        return tag("pre", "\n".join(highlight("\n".join(lines), "sh")), tabindex="0")
+        return tag("pre", "\n".join(highlight("\n".join([*lines, ""]), "sh")), tabindex="0")
     parts = [re.split(r"\s{3,}", line) for line in lines]
     if not all(is_equation(part[0]) for part in parts):
         return table(lines)

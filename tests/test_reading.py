@@ -78,6 +78,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site, pages):
         assert max(page.ids.values(), default=1) == 1, f"{name}: {page.ids.most_common(1)} occurs twice"
         for source in page.loads:
             assert (site.folder / source).is_file(), f"{name} loads {source}"
+            assert Path(source).suffix in (".css", ".js", ".png", ".gif", ".svg"), f"{name} loads {source}"
         for href in page.links:
             path, _, part = html.unescape(href).partition("#")
             if not re.match("https?:", path):
