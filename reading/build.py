@@ -1,11 +1,11 @@
-"""Write the reading edition: a page for each script, cut from the script, its tests, docs/ and exercises/.
+"""Write the reading edition: a page for each script, cut from it, its tests, docs/ and exercises/.
 
     python reading/build.py           # site/index.html and the other pages, in half a minute
     python reading/build.py --help
 
-Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring, its
-worked example is the docstring of a test, and the mistakes are those that this test must catch. page.html has
-their form.
+Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring,
+its worked example is the docstring of a test, the mistakes are those that this test must catch. page.html
+has their form.
 """
 
 import ast
@@ -49,20 +49,21 @@ def slug(title):
 
 
 def doc_of(node):
-    """A docstring without its margin; inspect.cleandoc would take that of a single equation as well."""
+    """A docstring without its margin; cleandoc would take that of a single equation as well."""
     margin = " " * node.body[0].col_offset
     return re.sub(f"(?m)^{margin}", "", ast.get_docstring(node, clean=False)).rstrip()
 
 
 # ------------------------------------------------------------------------------------------ sources
 def unit_of(name, first, last, source="", **given):
-    """A function, a method with a docstring, or any other statement of a script, up to the next one.
+    """A function, a method with a docstring, or another statement of a script, up to the next one.
 
-    Given are its docstring, and the title and comment of the section that begins with it. Others add:
-    lessons: (test, other units that it exercises); mistakes: (text in `catches`, where, what, old, new, line);
-    notes: the "details that matter" of docs/.
+    Given are its docstring, and the title and comment of the section that begins with it. Added later:
+    lessons: (test, other units that it exercises); notes: the "details that matter" of docs/;
+    mistakes: (text in `catches`, where, what, old text, new text, line).
     """
-    return SimpleNamespace(name=name, first=first, last=last, source=source, lessons=[], mistakes=[], notes=[], **given)
+    given |= {"lessons": [], "mistakes": [], "notes": []}
+    return SimpleNamespace(name=name, first=first, last=last, source=source, **given)
 
 
 class Script:
@@ -82,7 +83,8 @@ class Script:
         self.page = read(f"docs/{name}.md")
         said = self.page + "\n".join(self.lines[: self.story])
         words = re.findall(r"(?ms)^\* \*\*(.*?)\*\*: (.*?)\n(?=\*|\Z)", read("docs/words.md"))
-        self.words = [(word, text) for word, text in words if re.search(rf"\b{word}(s|ped|ping)?\b", said, re.I)]
+        occurs = lambda word: re.search(rf"\b{word}(s|ped|ping)?\b", said, re.I)
+        self.words = [(word, text) for word, text in words if occurs(word)]
         self.docs = dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page))
         self.details = next((title for title in self.docs if title.startswith("Details that")), "")
         for item in re.split(r"(?m)^\d+\. ", self.docs.pop(self.details, ""))[1:]:
@@ -118,7 +120,7 @@ class Script:
             yield unit_of(name, first, first + source.count("\n"), source, **texts)
 
     def numbers(self, name):
-        """A function's first call in a lesson: {argument or result: a number for each step}, {other arguments}."""
+        """({argument or result: its numbers}, {other arguments}) of a function's first call in a lesson."""
         returned = re.findall(r"(?m)^    return (.*)", self.find[name].source)[-1].split(", ")
         _, given, result = self.calls[name][0]
         given = given | dict(zip(returned, result))
@@ -126,7 +128,7 @@ class Script:
         return columns, {key: x for key, x in given.items() if key not in columns}
 
     def attach(self, test):
-        """Give a test's mistakes to the functions where they are, and a lesson to the one with most of them."""
+        """Give a test's mistakes to the functions where they are, a lesson to the one with most of them."""
         calls = [call for call in test.decorator_list if "catches(" in ast.unparse(call)]
         places = Counter()
         for text in (ast.literal_eval(x) for call in calls for x in call.args):
@@ -157,7 +159,7 @@ class Site:
         self.template = form.from_string(read("reading/page.html"))
 
     def target(self, href, base):
-        """A link in a file of the repository's folder `base`, as seen from the site; pictures are copied."""
+        """A link in a file of the folder `base`, as seen from the site; pictures are copied."""
         path, sign, part = html.unescape(href).partition("#")
         full = Path(REPO, base, path).resolve()
         if re.match("https?:", href) or not path:

@@ -1,6 +1,6 @@
-// Figures to play with. Each starts with the numbers of a lesson: the page hands over the lesson's calls of a
-// function, [[name, {argument: value}, result], …]. What is in `compute` bears the scripts' names, and must give
-// what the scripts gave in these calls; tests/test_reading.py sees to it.
+// Figures to play with. Each starts with the numbers of a lesson: the page hands over the lesson's calls
+// of a function, [[name, {argument: value}, result], …]. What is in `compute` bears the scripts' names, and
+// must give what the scripts gave in these calls; tests/test_reading.py sees to it.
 const sum = (xs) => xs.reduce((a, b) => a + b, 0);
 const best = (xs) => xs.indexOf(Math.max(...xs));
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
@@ -31,13 +31,15 @@ const compute = {
   },
   policy_loss({ log_ratios, advantages, clip_coef }) {
     const objective = (r, A) => Math.min(r * A, clamp(r, 1 - clip_coef, 1 + clip_coef) * A);
-    return -sum(log_ratios.map((x, i) => objective(Math.exp(x), advantages[i]))) / log_ratios.length;
+    const objectives = log_ratios.map((x, i) => objective(Math.exp(x), advantages[i]));
+    return -sum(objectives) / objectives.length;
   },
   td_targets: ({ rewards, terminated, gamma, target_q, online_q }) => rewards.map((r, i) =>
     r + (gamma[i] ?? gamma) * !terminated[i] * target_q[i][best((online_q ?? target_q)[i])]),
   project({ rewards, terminated, discounts, probs, support: z }) {
     const y = (b, j) => rewards[b] + (discounts[b] ?? discounts) * !terminated[b] * z[j];
-    const share = (x, i) => Math.max(0, 1 - Math.abs(clamp(x, z[0], z.at(-1)) - z[i]) / (z[1] - z[0]));
+    const distance = (x, i) => Math.abs(clamp(x, z[0], z.at(-1)) - z[i]) / (z[1] - z[0]);
+    const share = (x, i) => Math.max(0, 1 - distance(x, i));
     return probs.map((p, b) => z.map((_, i) => sum(p.map((pj, j) => pj * share(y(b, j), i)))));
   },
   NStepBuffer: class {
@@ -49,10 +51,9 @@ const compute = {
         const isOver = terminated[env] || truncated[env];
         if (!reset_rows[env]) steps.push([obs[env], actions[env], rewards[env]]);
         while (steps.length === this.n_step || (steps.length && isOver)) {
-          const R = sum(steps.map(([, , r], k) => this.gamma ** k * r)), discount = this.gamma ** steps.length;
-          const [first, action] = steps[0], window = [first, action, R, next_obs[env], terminated[env], discount];
-          this.stored.push([...window, env, steps.length]);
-          steps.shift();
+          const R = sum(steps.map(([, , r], k) => this.gamma ** k * r)), n = steps.length;
+          const [first, action] = steps.shift(), after = [next_obs[env], terminated[env]];
+          this.stored.push([first, action, R, ...after, this.gamma ** n, env, n]);
         }
       });
     }
@@ -64,14 +65,15 @@ const compute = {
       slots.forEach((slot, i) => { this.p[slot] = (Math.abs(errors[i]) + 1e-6) ** this.alpha; });
     }
     sample({ batch_size, beta }) { // one slot from the middle of each equal part of the sum
-      const upTo = (slot) => sum(this.p.slice(0, slot + 1)), middle = (i) => ((i + 0.5) / batch_size) * sum(this.p);
-      const slots = range(batch_size).map((i) => this.p.findIndex((_, slot) => upTo(slot) > middle(i)));
+      const upTo = (slot) => sum(this.p.slice(0, slot + 1)), part = sum(this.p) / batch_size;
+      const find = (x) => this.p.findIndex((_, slot) => upTo(slot) > x);
+      const slots = range(batch_size).map((i) => find((i + 0.5) * part));
       const weights = slots.map((slot) => this.p[slot] ** -beta);
       return [slots, weights.map((w) => w / Math.max(...weights))];
     }
   },
-  q_learning_target: ({ reward, discount, next_values }) => reward + discount * Math.max(...next_values),
-  sarsa_target: ({ reward, discount, next_values, next_action }) => reward + discount * next_values[next_action],
+  q_learning_target: ({ reward, discount, next_values: q }) => reward + discount * Math.max(...q),
+  sarsa_target: ({ reward, discount, next_values: q, next_action }) => reward + discount * q[next_action],
   expected_sarsa_target: ({ reward, discount, next_values: q, epsilon }) =>
     reward + discount * (epsilon * sum(q) / q.length + (1 - epsilon) * Math.max(...q)),
   double_q_target: ({ reward, discount, next_values, other_next_values }) =>
@@ -84,13 +86,14 @@ const compute = {
     sum(noise.map((eps, k) => (F[2 * k] - F[2 * k + 1]) * eps[i])) / F.length / sigma),
   squashed_gaussian({ mean, log_std, noise }) {
     const u = mean.map((row, b) => row.map((m, i) => m + Math.exp(log_std[b][i]) * noise[b][i]));
-    const log = (b, x, i) => -(noise[b][i] ** 2) / 2 - log_std[b][i] - Math.log(2 * Math.PI) / 2 - log_slope(x);
+    const log_gaussian = (b, i) => -(noise[b][i] ** 2 + Math.log(2 * Math.PI)) / 2 - log_std[b][i];
     const log_slope = (x) => 2 * (Math.log(2) - x - Math.log1p(Math.exp(-2 * x))); // of tanh
-    return [u.map((row) => row.map(Math.tanh)), u.map((row, b) => sum(row.map((x, i) => log(b, x, i))))];
+    const log_density = (row, b) => sum(row.map((x, i) => log_gaussian(b, i) - log_slope(x)));
+    return [u.map((row) => row.map(Math.tanh)), u.map(log_density)];
   },
 };
 
-// ------------------------------------------------------------------------------------------------------ drawing
+// ----------------------------------------------------------------------------------------- drawing
 const text = (x, y, words, css = "") => `<text x="${x}" y="${y}" class="${css}">${words}</text>`;
 const rect = (x, y, w, h, css) => `<rect x="${x}" y="${y}" width="${w}" height="${h}" class="${css}"/>`;
 const path = (points, css = "") => `<path d="M${points.join("L")}" class="${css}"/>`;
@@ -102,8 +105,8 @@ function bars(series, labels, chosen) {
   const at = (value) => 24 + 150 * (high - value) / (high - low), width = 700 / labels.length;
   const size = Math.min(40, (width - 12) * labels.length / all.length);
   const bar = ([name, xs], k, i) => {
-    const x = (i + 0.5) * width + (k - all.length / labels.length / 2) * size, y = at(Math.max(xs[i], 0));
-    const height = at(Math.min(xs[i], 0)) - y, css = i === chosen ? "on" : "";
+    const x = (i + 0.5) * width + (k - all.length / labels.length / 2) * size;
+    const y = at(Math.max(xs[i], 0)), height = at(Math.min(xs[i], 0)) - y, css = i === chosen ? "on" : "";
     const words = size > 24 ? `${name} ${short(xs[i])}` : short(xs[i]);
     return rect(x, y, size - 3, height, `s${k} ${css}`) +
       text(x + size / 2, xs[i] < 0 ? y + height + 13 : y - 4, words, css);
@@ -113,23 +116,25 @@ function bars(series, labels, chosen) {
   return path([[0, at(0)], [700, at(0)]]) + labels.map(column).join("");
 }
 
-// Lines through points, {class: [[x, y], …]}, in a picture of what lies between low and high; and a dot.
+// Lines through points, {class: [[x, y], …]}, between two corners of the picture; and a dot.
 function lines(series, [x0, y0], [x1, y1], point) {
-  const at = ([x, y]) => [30 + 640 * (x - x0) / (x1 - x0), 200 - 185 * (clamp(y, y0, y1) - y0) / (y1 - y0)];
+  const height = (y) => 185 * (clamp(y, y0, y1) - y0) / (y1 - y0);
+  const at = ([x, y]) => [30 + 640 * (x - x0) / (x1 - x0), 200 - height(y)];
   const all = { "": [[x0, 0], [x1, 0]], axis: [[0, y0], [0, y1]], ...series };
   return Object.entries(all).map(([css, points]) => path(points.map(at), css)).join("") +
     text(30, 215, short(x0)) + text(670, 215, short(x1)) + dot(at(point));
 }
 
-// Sliders {label: [least, most, first, step, names of the values]} and buttons {label: what it does} above a
-// picture; draw(...values) returns [the picture, a sentence below it].
+// Sliders {label: [least, most, first, step, names of the values]} and buttons {label: what it does} above
+// a picture; draw(...values) returns [the picture, a sentence below it].
 function figure(place, title, sliders, draw, buttons = {}) {
   const slider = ([label, [min, max, value, step = 0.05]]) => `<label>${label} <input type="range"
     min="${min}" max="${max}" step="${step}" value="${value}"><output></output></label>`;
   place.innerHTML = `<h4>Try it: ${title}</h4>${Object.entries(sliders).map(slider).join("")}
     ${Object.keys(buttons).map((label) => `<button>${label}</button>`).join("")}
     <svg viewBox="0 0 700 220" role="img"></svg><p aria-live="polite"></p>`;
-  const inputs = [...place.querySelectorAll("input")], values = () => inputs.map((input) => +input.value);
+  const inputs = [...place.querySelectorAll("input")];
+  const values = () => inputs.map((input) => +input.value);
   const [picture, sentence] = ["svg", "p"].map((name) => place.querySelector(name));
   place.oninput = () => {
     Object.values(sliders).forEach(([, , , , names], i) => {
@@ -152,37 +157,41 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     const labels = rewards.map((_, t) => `t = ${t}${end(terminated[t], truncated[t])}`);
     const sliders = { γ: [0, 1, gamma], λ: [0, 1, gae_lambda], t: [0, rewards.length - 1, 4, 1] };
     figure(place, "how far an advantage looks ahead", sliders, (γ, λ, t) => {
-      const [δ, A] = [0, λ].map((x) => compute.compute_gae({ ...given, gamma: γ, gae_lambda: x })[0]), terms = [];
+      const gae = (x) => compute.compute_gae({ ...given, gamma: γ, gae_lambda: x })[0];
+      const δ = gae(0), A = gae(λ), terms = [];
       for (let k = t, weight = 1; k < rewards.length && weight; k++) {
         terms.push((k > t ? `${short(weight)} · ` : "") + term(δ[k]));
         weight *= γ * λ * !(terminated[k] || truncated[k]);
       }
-      return [bars({ δ, A }, labels, t), `A<sub>${t}</sub> = ${terms.join(" + ")} = <b>${short(A[t])}</b>.
-        The weights are the powers of γλ, up to the first end.`];
+      return [bars({ δ, A }, labels, t), `A<sub>${t}</sub> = ${terms.join(" + ")} =
+        <b>${short(A[t])}</b>. The weights are the powers of γλ, up to the first end.`];
     });
   },
   compute_vtrace(place, [[, lesson]]) {
     const given = flat(lesson), [topRho, topC] = [given.rho, given.c].map((xs) => Math.max(...xs));
     const sliders = { "ρ at most": [0, topRho, topRho], "c at most": [0, topC, topC] };
     figure(place, "what the limits of V-trace do", sliders, (maxRho, maxC) => {
-      const rho = given.rho.map((x) => Math.min(x, maxRho)), c = given.c.map((x) => Math.min(x, maxC));
+      const rho = given.rho.map((x) => Math.min(x, maxRho));
+      const c = given.c.map((x) => Math.min(x, maxC));
       const [A, v] = compute.compute_vtrace({ ...given, rho, c });
       const labels = rho.map((x, t) => `ρ = ${short(x)}, c = ${short(c[t])}${end(given.terminated[t])}`);
-      return [bars({ V: given.values, v, A }, labels), `v = ${list(v)}; A = ${list(A)}. The limit of ρ decides
-        which policy is evaluated; the limit of c only how far a correction reaches back.`];
+      return [bars({ V: given.values, v, A }, labels), `v = ${list(v)}; A = ${list(A)}. The limit of ρ
+        decides which policy is evaluated; the limit of c only how far a correction reaches back.`];
     });
   },
   policy_loss(place, [[, { log_ratios, advantages, clip_coef }]]) {
     const i = log_ratios.findIndex((x, k) => Math.exp(x) > 1 + clip_coef && advantages[k] > 0);
-    const first = Math.exp(log_ratios[i]);
-    const sliders = { "ratio r": [0.2, 2, first], A: [-2, 2, advantages[i]], ε: [0.05, 0.5, clip_coef] };
+    const first = Math.exp(log_ratios[i]), ε = [0.05, 0.5, clip_coef];
+    const sliders = { "ratio r": [0.2, 2, first], A: [-2, 2, advantages[i]], ε };
     figure(place, "where clipping takes the gradient away", sliders, (r, A, ε) => {
-      const L = (x) => -compute.policy_loss({ log_ratios: [Math.log(x)], advantages: [A], clip_coef: ε });
+      const given = { advantages: [A], clip_coef: ε };
+      const L = (x) => -compute.policy_loss({ log_ratios: [Math.log(x)], ...given });
       const xs = range(181).map((k) => 0.2 + k / 100), isFlat = A > 0 ? r > 1 + ε : r < 1 - ε;
       const series = { thin: xs.map((x) => [x, x * A]), thick: xs.map((x) => [x, L(x)]) };
+      const way = isFlat ? "It is clipped: <b>no gradient</b>."
+        : `The gradient makes the action ${A > 0 ? "more" : "less"} likely.`;
       return [lines(series, [0.2, -4], [2, 4], [r, L(r)]), `min(r A, clip(r) A) = min(${short(r * A)},
-        ${short(clamp(r, 1 - ε, 1 + ε) * A)}) = <b>${short(L(r))}</b>. ${isFlat ? "It is clipped: no gradient."
-          : `The gradient makes the action ${A > 0 ? "more" : "less"} likely.`}`];
+        ${short(clamp(r, 1 - ε, 1 + ε) * A)}) = <b>${short(L(r))}</b>. ${way}`];
     });
   },
   td_targets(place, calls) {
@@ -193,10 +202,10 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     figure(place, "who chooses, and who judges", sliders, (...values) => {
       const target = values.slice(0, 2), Q = values.slice(2), chosen = best(Q);
       const step = { rewards: [r], terminated: [false], gamma, target_q: [target] };
-      const [dqn, double] = [null, [Q]].map((online_q) => compute.td_targets({ ...step, online_q })[0]);
+      const [dqn] = compute.td_targets(step), [double] = compute.td_targets({ ...step, online_q: [Q] });
       return [bars({ "Q′": target, Q }, ["action 0", "action 1"], chosen), `DQN: ${short(r)} + ${gamma} ·
-        max(${target.map(short).join(", ")}) = <b>${short(dqn)}</b>. Double DQN: Q chooses action ${chosen}, and
-        Q′ judges it: ${short(r)} + ${gamma} · ${term(target[chosen])} = <b>${short(double)}</b>.`];
+        max(${list(target)}) = <b>${short(dqn)}</b>. Double DQN: Q chooses action ${chosen}, and Q′ judges
+        it: ${short(r)} + ${gamma} · ${term(target[chosen])} = <b>${short(double)}</b>.`];
     });
   },
   project(place, calls) {
@@ -207,14 +216,16 @@ const FIGURES = { // by the function beside which a figure stands, with the call
       const step = { rewards: [r], terminated: [false], discounts: γ };
       const [m] = compute.project({ ...step, probs: [p], support: z });
       const mean = (xs) => short(sum(xs.map((x, i) => x * z[i])));
-      return [bars({ p, m }, z.map((x) => `z = ${short(x)}`)), `y = r + γ z = ${list(z.map((x) => r + γ * x))}.
-        The mean of p is ${mean(p)}, that of m ${mean(m)}: it is r + γ · ${mean(p)}, unless a part is cut off at
-        an end.`];
+      const labels = z.map((x) => `z = ${short(x)}`), y = z.map((x) => r + γ * x);
+      return [bars({ p, m }, labels), `y = r + γ z = ${list(y)}. The mean of p is ${mean(p)}, that of m
+        ${mean(m)}: it is r + γ · ${mean(p)}, unless a part is cut off at an end.`];
     });
   },
   NStepBuffer(place, [[, made], ...calls]) {
-    const rows = calls.slice(0, calls.findIndex(([name]) => name.endsWith(".get"))).map(([, given]) => given);
-    figure(place, "windows at an end", { n: [1, 4, made.n_step, 1], γ: [0, 1, made.gamma] }, (n_step, gamma) => {
+    const end_of_rows = calls.findIndex(([name]) => name.endsWith(".get"));
+    const rows = calls.slice(0, end_of_rows).map(([, given]) => given);
+    const sliders = { n: [1, 4, made.n_step, 1], γ: [0, 1, made.gamma] };
+    figure(place, "windows at an end", sliders, (n_step, gamma) => {
       const buffer = new compute.NStepBuffer({ ...made, n_step, gamma });
       const pictures = rows.map((row, t) => {
         const before = buffer.stored.length;
@@ -228,8 +239,8 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         });
         return [...steps, ...windows].join("");
       });
-      return [pictures.join(""), `${buffer.stored.length} windows are complete. One that reaches a truncation
-        bootstraps from the final observation; one that reaches a termination does not.`];
+      return [pictures.join(""), `${buffer.stored.length} windows are complete. One that reaches a
+        truncation bootstraps from the final observation; at a termination it does not.`];
     });
   },
   SumTree(place, [[, made], [, { slots, errors }], [, draws]]) {
@@ -237,21 +248,24 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     figure(place, "priorities, and what they weigh", sliders, (alpha, beta) => {
       const tree = new compute.SumTree({ ...made, alpha });
       tree.update({ slots, errors });
-      const [drawn, weights] = tree.sample({ ...draws, beta }), P = tree.p.map((x) => x / sum(tree.p));
-      const w = slots.map((slot) => weights[drawn.indexOf(slot)] ?? 0);
-      return [bars({ P, w }, errors.map((e, i) => `slot ${i}: error ${short(e)}`)), `P: the probability of a slot.
-        w: its weight, in a batch of ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1
-        undoes the bias.`];
+      const [drawn, weights] = tree.sample({ ...draws, beta });
+      const labels = errors.map((e, i) => `slot ${i}: error ${short(e)}`);
+      const P = tree.p.map((x) => x / sum(tree.p)), w = slots.map((slot) => weights[drawn.indexOf(slot)] ?? 0);
+      return [bars({ P, w }, labels), `P: the probability of a slot. w: its weight, in a batch of
+        ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1 undoes the bias.`];
     });
   },
-  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places; −1 a step, −100 for a fall to the start
+  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places; −1 a step, −100 for a fall
     const [, { epsilon }] = calls.find(([name]) => name === "expected_sarsa_target");
-    const methods = ["q_learning", "sarsa", "expected_sarsa"], isCliff = (i) => i > 18 && i < 23, arrows = "↑→↓←";
+    const methods = ["q_learning", "sarsa", "expected_sarsa"], arrows = "↑→↓←";
+    const isCliff = (i) => i > 18 && i < 23;
     const greedy = (i) => range(4).filter((k) => q[i][k] === Math.max(...q[i]));
     const draw = (xs) => xs[Math.floor(Math.random() * xs.length)];
     const choose = (i, ε) => draw(Math.random() < ε ? range(4) : greedy(i));
     let q, s, a, episodes, last;
-    const begin = () => { [q, s, a, episodes, last] = [range(24).map(() => [0, 0, 0, 0]), 18, 0, 0, ""]; };
+    const begin = () => {
+      [q, s, a, episodes, last] = [range(24).map(() => [0, 0, 0, 0]), 18, 0, 0, ""];
+    };
     const step = (ε, α, γ, method) => {
       const row = clamp(Math.floor(s / 6) + [-1, 0, 1, 0][a], 0, 3);
       const column = clamp(s % 6 + [0, 1, 0, -1][a], 0, 5), to = 6 * row + column, isOver = to === 23;
@@ -263,10 +277,13 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         = <b>${short(q[s][a])}</b>.`;
       [s, a, episodes] = isOver ? [18, choose(18, ε), episodes + 1] : [next, next_action, episodes];
     };
-    const play = (n) => (...given) => { for (const until = episodes + n; episodes < until;) step(...given); };
+    const play = (n) => (...given) => {
+      for (const until = episodes + n; episodes < until;) step(...given);
+    };
     begin();
     const names = methods.map((name) => name.replace("_", " "));
-    const sliders = { ε: [0.05, 1, epsilon], α: [0, 1, 0.5], γ: [0, 1, discount], target: [0, 2, 0, 1, names] };
+    const rates = { ε: [0.05, 1, epsilon], α: [0, 1, 0.5], γ: [0, 1, discount] };
+    const sliders = { ...rates, target: [0, 2, 0, 1, names] };
     const buttons = { "One step": step, "Begin anew": begin };
     for (const n of [10, 100, 1000]) buttons[`${n} episodes`] = play(n);
     figure(place, "a table that learns to walk along a cliff", sliders, () => {
@@ -277,15 +294,16 @@ const FIGURES = { // by the function beside which a figure stands, with the call
           text(x + 38, y + 22, name || greedy(i).map((k) => arrows[k]).join(""), "on") +
           text(x + 38, y + 40, name ? "" : short(Math.max(...row)));
       });
-      return [cells.join("") + dot(at(s).map((x) => x + 12)), `${episodes} episodes. ${last} Arrows: the best actions
-        of the table; numbers: their values.`];
+      return [cells.join("") + dot(at(s).map((x) => x + 12)), `${episodes} episodes. ${last} Arrows: the
+        best actions of the table; numbers: their values.`];
     }, buttons);
   },
   es_gradient(place, calls) { // the return F has its top in the middle
     const [, first] = calls.find(([name]) => name === "make_candidates");
     const at = ([x, y]) => [320 + 110 * x, 140 - 50 * y], F = ([x, y]) => -(x ** 2) - 2 * y ** 2;
     const ranksOf = (candidates) => compute.centered_ranks({ returns: candidates.map(F) });
-    const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+    const turn = () => Math.cos(2 * Math.PI * Math.random());
+    const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * turn();
     let trail, noise;
     const begin = () => { [trail, noise] = [[first.theta], first.noise]; };
     const ask = (sigma) => compute.make_candidates({ theta: trail.at(-1), noise, sigma });
@@ -295,15 +313,17 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     };
     const go = (σ, α) => { trail.push(next(σ, α)); noise = range(4).map(() => [normal(), normal()]); };
     begin();
-    figure(place, "pairs, ranks and a step", { σ: [0.1, 1, first.sigma], α: [0.1, 1, 0.5] }, (sigma, α) => {
-      const candidates = ask(sigma), places = candidates.map(at), [cx, cy] = at([0, 0]), target = next(sigma, α);
+    const sliders = { σ: [0.1, 1, first.sigma], α: [0.1, 1, 0.5] };
+    figure(place, "pairs, ranks and a step", sliders, (sigma, α) => {
+      const candidates = ask(sigma), places = candidates.map(at), target = next(sigma, α);
+      const [cx, cy] = at([0, 0]), theta = trail.at(-1);
       const hill = (k) => `<ellipse cx="${cx}" cy="${cy}" rx="${110 * k}" ry="${35 * k}"/>`;
       const pairs = noise.map((_, k) => path(places.slice(2 * k, 2 * k + 2)));
-      const ranks = ranksOf(candidates).map((rank, i) => text(places[i][0], places[i][1] + 4, short(rank), "on"));
       const steps = path([...trail, target].map(at), "thick");
-      return [[1, 2, 3].map(hill).join("") + pairs.join("") + steps + ranks.join("") + dot(at(trail.at(-1))),
-        `θ = (${list(trail.at(-1))}). The numbers are the centred ranks of the candidates θ ± σ ε: only their
-        order counts. The step leads to (${list(target)}).`];
+      const number = (rank, i) => text(places[i][0], places[i][1] + 4, short(rank), "on");
+      const parts = [...[1, 2, 3].map(hill), ...pairs, steps, ...ranksOf(candidates).map(number)];
+      return [parts.join("") + dot(at(theta)), `θ = (${list(theta)}). The numbers are the centred ranks of
+        the candidates θ ± σ ε: only their order counts. The step leads to (${list(target)}).`];
     }, { "Take the step": go, "Begin anew": begin });
   },
   squashed_gaussian(place, [[, { mean, log_std }]]) {
@@ -316,7 +336,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
       });
       const [a, density] = points[200].map(short);
       return [lines({ thick: points }, [-1, 0], [1, 2.5], points[200]), `In the middle of the Gaussian,
-        u = ${short(m)}, the action is ${a} and its density ${density}. A wide Gaussian piles up at the bounds.`];
+        u = ${short(m)}, the action is ${a} and its density ${density}. A wide one piles up at the bounds.`];
     });
   },
 };

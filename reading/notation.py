@@ -83,7 +83,7 @@ KINDS = {
     "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
     "doi": r"doi 10\.\S+\w",
     "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # e.g, 1 M
-    "genitive": rf"(?:\b(?!(?:{LATIN})\b)\w+|(?<=\w))['’]s\b",
+    "genitive": rf"(?:\b(?!(?:{LATIN})\b)[^\W_]+|(?<=\w))['’]s\b",
     "sign": r"<-|->|<=|>=|\|\||(?<= )\*(?= )|\bsqrt\b",
     "times": r"(?<=[\d)] )x(?= [\w(-])",
     "minus": r"(?:^|(?<=[\s([]))-(?=[\s\w(])",
