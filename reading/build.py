@@ -210,7 +210,7 @@ def build(folder: Path = REPO / "site", names: tuple[str, ...] | None = None):
     """
     load_tables()
     stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in read(path)]
-    site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.name)))
+    site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.story)))
     for script in site.scripts.values():
         mistakes = names is None or script.name in names
         script.wrong, script.calls = run_lessons(script.name, mistakes) if script.tests else ({}, {})

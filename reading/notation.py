@@ -50,7 +50,7 @@ def latex(text, is_inline):
         text = re.sub(r"\b(sum|min|max|argmax)_\{([^}]*)\}", r"\\,\\underset{\2}{\1}\\,", text)
     sign = lambda word: COMMANDS.get(word) or GREEK.get(word)
     name = lambda match: rf"{match[1]}\text{{{match[2]}}}{match[3]}".replace(" ", r"\,")
-    words = r"((?:(?<=[\w)\]}′]) )?)(?<![\\a-zA-Z])([^\W\d_]{2,}|<-|->|<=|>=|\|\||[*~])( ?)"
+    words = r"((?:(?<=[\w)\]}′]) )?)(?<![\\a-zA-Z])([A-Za-z]{2,}|<-|->|<=|>=|\|\||[*~])( ?)"
     return re.sub(words, lambda match: sign(match[2]) or name(match), text)
 
 
