@@ -17,12 +17,12 @@ FILES = [
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo.py": (67000, 560),
-    "ddpg_td3.py": (63500, 475),
+    "ddpg_td3.py": (64000, 475),
     "dqn.py": (56500, 375),
     "es.py": (60000, 380),
-    "maddpg_matd3.py": (76000, 640),
-    "mappo.py": (83500, 705),
-    "ppo_ddp.py": (75000, 590),
+    "maddpg_matd3.py": (76500, 645),
+    "mappo.py": (84000, 710),
+    "ppo_ddp.py": (75500, 590),
     "ppo_masked.py": (69000, 555),
     "ppo_rnd.py": (73000, 665),
     "ppod.py": (90500, 885),
