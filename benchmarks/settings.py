@@ -51,7 +51,10 @@ def main():
     parser.add_argument("--draw", action="store_true", help="only draw what is measured")
     args = parser.parse_args()
     runs = [
-        (seed, change, name) for seed in args.seeds for change in ["random", "defaults", *CHANGES] for name in NAMES
+        (seed, change, name)
+        for seed in args.seeds
+        for change in ["random", "defaults", *CHANGES]
+        for name in args.names
     ]
     for seed, change, name in [] if args.draw else runs:
         stamped = stamp("ppo.py", ENVIRONMENTS[name][1])
