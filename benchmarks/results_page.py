@@ -34,6 +34,7 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "ours / peer": ("ratios", statistics.median),
     "lowest pair": ("ratios", min),
     "highest pair": ("ratios", max),
+    "times as fast": ("gains", statistics.median),
     "memory, MiB": ("memory", max),
     "largest `q` / bound": ("q", max),
     "lines to read": ("lines", max),
