@@ -78,6 +78,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site, pages):
         assert max(page.ids.values(), default=1) == 1, f"{name}: {page.ids.most_common(1)} occurs twice"
         for source in page.loads:
             assert (site.folder / source).is_file(), f"{name} loads {source}"
+            assert Path(source).suffix in (".css", ".js", ".png", ".gif", ".svg"), f"{name} loads {source}"
         for href in page.links:
             path, _, part = html.unescape(href).partition("#")
             if not re.match("https?:", path):
@@ -85,7 +86,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site, pages):
                 assert place.exists(), f"{name}: {href} leads nowhere"
                 other = pages.get(path.removesuffix(".html")) if path else page
                 assert not part or other is None or part in other.ids, f"{name}: {href} leads nowhere"
-    for name in ("style.css", "page.js", "figures.js"):
+    for name in ("style.css", "figures.js"):
         text = (site.folder / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\(|https?:", text), name
 
@@ -149,7 +150,7 @@ for (const [figure, calls] of Object.entries(CALLS)) {
 }
 for (const place of document.querySelectorAll(".play")) {
   const read = () => [...place.querySelectorAll("p, svg text")].map((x) => x.textContent).join(" "), first = read();
-  const move = (input, value) => { input.value = value; input.dispatchEvent(new Event("input")); return read(); };
+  const move = (input, value) => { input.value = value; input.dispatchEvent(new Event("input", { bubbles: true })); return read(); };
   const still = [...place.querySelectorAll("input")].filter((input) => {
     const { value, min, max } = input, text = move(input, value === min ? max : min);
     move(input, value);
