@@ -99,13 +99,14 @@ def scores(script):
     return table(*rows)
 
 
-def intervals(script):
+def intervals(scripts):
     """The table on docs/results.md: the scores of the tuned settings, beside those of the peer."""
-    rows = [["environment", "score", "worst seed", "seeds", "peer", "published", "commit"]]
-    for name, entry in read(f"{script}_scores").items():
-        if " " not in name:  # without other flags
-            cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
-            rows.append([f"`{name}`", *cells, published(script, name), cell(entry, "commit")])
+    rows = [["script", "environment", "score", "worst seed", "seeds", "peer", "published", "commit"]]
+    for script in scripts.split():
+        for name, entry in read(f"{script}_scores").items():
+            if " " not in name:  # without other flags
+                cells = [score(entry), cell(entry, "worst seed"), cell(entry, "seeds"), score(peer_of(script, name))]
+                rows.append([script, f"`{name}`", *cells, published(script, name), cell(entry, "commit")])
     return table(*rows)
 
 
@@ -135,12 +136,14 @@ def grid(file):
 
 
 def peers(file):
-    """The table of ours beside the peers."""
-    titles = ["seeds", "steps", "reached by", "steps to threshold", "seconds to threshold"]
-    titles += ["memory, MiB", "lines to read", "commit"]
-    rows = [["task", "side", "score", *titles]]
-    for key, entry in sorted(read(file).items()):
-        rows.append([*key.split(", "), score(entry), *[cell(entry, title) for title in titles]])
+    """A row for each task: ours, Stable-Baselines3's and CleanRL's figures, with strokes between them."""
+    titles = ["steps", "reached by", "steps to threshold", "seconds to threshold", "memory, MiB", "lines to read"]
+    rows = [["task", "score", "Stable-Baselines3's", "CleanRL's", "seeds", *titles, "commit"]]
+    found = read(file)
+    for task in sorted({key.split(", ")[0] for key in found}):
+        sides = [found.get(f"{task}, {side}", {}) for side in ("ours", "peer", "CleanRL")]
+        cells = [" / ".join(cell(side, title) for side in sides if side) for title in titles]
+        rows.append([task, *map(score, sides), cell(sides[0], "seeds"), *cells, cell(sides[0], "commit")])
     return table(*rows)
 
 
@@ -167,7 +170,7 @@ def unknown(script):
 
 
 def effects():
-    """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, the best change first."""
+    """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, what harms most first."""
     found = {key: statistics.mean(entry["returns"]) for key, entry in read("settings").items()}
     rows = {}
     for key, score in found.items():
@@ -175,16 +178,17 @@ def effects():
         if dashes:
             chance, defaults = found[f"{name} random"], found[f"{name} defaults"]
             rows.setdefault(f"--{change}", {})[name] = (score - chance) / (defaults - chance)
-    return dict(sorted(rows.items(), key=lambda row: -statistics.mean(row[1].values())))
+    return dict(sorted(rows.items(), key=lambda row: min(row[1].values())))
 
 
 def settings(_):
-    """The table of settings.py: what a change does to the gain over random play."""
-    rows = [["change", "mean", "worst", "where"]]
-    for change, shares in effects().items():
-        worst = min(shares, key=shares.get)
-        rows.append([f"`{change}`", number(statistics.mean(shares.values())), number(shares[worst]), worst])
-    return table(*rows)
+    """The table of settings.py: what a change leaves of the gain over random play, in each environment."""
+    rows = effects()
+    names = list(dict.fromkeys(name for shares in rows.values() for name in shares))
+    cells = {
+        change: [number(shares[name]) if name in shares else "–" for name in names] for change, shares in rows.items()
+    }
+    return table(["change", *names], *[[f"`{change}`", *cells[change]] for change in rows])
 
 
 def total(name):
@@ -194,7 +198,7 @@ def total(name):
 
 
 def shares():
-    """(script, environment, side, share of the best score, low, high), where a best score is known."""
+    """(script, environment, side, shares of the best score: IQM, low, high, worst), where a best score is known."""
     found = []
     for script in SCRIPTS:
         for env_id, entry in read(f"{script}_scores").items():
@@ -206,7 +210,8 @@ def shares():
         rivals = [iqm(others) for _, other, _, others in found if other == env_id]
         best = known["optimum"] if "optimum" in known else max([*rivals, known.get("best", math.inf)])
         for worst in read("random").get(f"{script} {env_id}", {}).get("returns", []) if best < math.inf else []:
-            yield script, env_id, side, *[(x - worst) / (best - worst) for x in (iqm(returns), *interval(returns))]
+            four = iqm(returns), *interval(returns), min(returns)
+            yield script, env_id, side, *[(x - worst) / (best - worst) for x in four]
 
 
 def draw():
@@ -215,11 +220,12 @@ def draw():
     places = {place: i for i, place in enumerate(dict.fromkeys(share[:2] for share in found))}
     picture = Figure(figsize=(9, 1 + 0.21 * len(places)), layout="constrained")
     axis = picture.subplots()
-    for script, env_id, side, share, low, high in found:
+    for script, env_id, side, share, low, high, lowest in found:
         mark, color, label = {"ours": ("o", "C0", "these scripts"), "peer": ("D", "C1", "Stable-Baselines3")}[side]
         row = places[script, env_id] + 0.25 * (side == "peer")
         errors = [[max(share - low, 0)], [max(high - share, 0)]]
         axis.errorbar(share, row, xerr=errors, fmt=mark, color=color, label=label, markersize=4, capsize=2)
+        axis.plot(max(lowest, 0), row, "|", color=color, markersize=9, label=f"{label}: worst seed")
     axis.axvline(1, color="black", linewidth=0.8)
     axis.set_yticks(range(len(places)), [f"{script}.py   {env_id}" for script, env_id in places], fontsize="small")
     axis.set(xlim=(0, 1.1), ylim=(len(places), -1), xlabel="share of the best known score (0: random actions)")

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 ROLLOUTS = "--num-envs 4 --num-steps 16 --num-minibatches 2"
 REPLAYED = "--num-envs 2 --batch-size 16 --learning-starts 40 --buffer-size 100"
-TEAM = "--env-id mpe2.simple_spread_v3 --max-episode-steps 10"
+TEAM = "--env-id mpe2.simple_spread_v3"
 IMAGES = "--env-id run_worlds:Picture-v0"
 RUNS = [  # script, flags
     ("ppo", ROLLOUTS),
@@ -35,7 +35,7 @@ RUNS = [  # script, flags
     ("mappo", f"{ROLLOUTS} {TEAM}"),
     ("maddpg_matd3", f"{REPLAYED} {TEAM}"),
 ]
-LENGTH = "--total-timesteps 150 --eval-every 1000 --eval-episodes 1 --no-progress"
+LENGTH = "--total-timesteps 150 --max-episode-steps 10 --eval-every 1000 --eval-episodes 1 --no-progress"
 
 
 @pytest.fixture(params=RUNS, ids=" ".join)
