@@ -16,9 +16,9 @@ R_t is the return from step t on: G_t in the book, whose algorithm has a factor 
 REINFORCE waits for the ends of episodes. A2C, which is A3C made synchronous, updates every n
 steps and bootstraps: the critic's value stands for all that follows (arXiv 1602.01783, section 4).
 
-    python reinforce.py                            # CartPole-v1, under a minute
-    python reinforce.py --baseline none            # the same without a critic
-    python reinforce.py --n-step 5 --learning-rate 1e-3 --no-norm-adv   # A2C
+    python reinforce.py                  # CartPole-v1, under a minute
+    python reinforce.py --baseline none  # the same without a critic
+    python reinforce.py --n-step 5 --learning-rate 1e-3 --no-norm-adv  # A2C
     python reinforce.py --evaluate runs/DIR --render
 
 Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C arXiv 1602.01783. The algorithm ends
