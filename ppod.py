@@ -1438,7 +1438,7 @@ class Run:
         self.checkpoint_every = args.checkpoint_every or max(tenth, 5_000 * envs.num_envs)
         name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.time_ns()}"
         self.dir = Path(args.resume or args.run_dir or f"runs/{re.sub('[/:]', '-', name)}")
-        if (self.dir / "config.json").exists() and not args.resume:
+        if os.path.exists(self.dir / "config.json") and not args.resume:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
             make_envs(args, 1, video=self.dir / "videos").close()
