@@ -333,7 +333,7 @@ def test_small_worlds_are_learnt(script, algorithm, end, value):
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 20 --buffer-size 60 "
-RUN += "--max-episode-steps 10 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--max-episode-steps 10 --total-timesteps 80 --checkpoint-every 25 --eval-every 50 --eval-episodes 2 "
 RUN += "--normalize-obs --normalize-reward --anneal-lr --noise ou"
 
 

@@ -420,8 +420,9 @@ def test_rewards_beyond_float32_are_named(script):
 
 # ------------------------------------------------------------------------------------------------------- whole runs
 
-RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 --train-frequency 8 "
-RUN += "--gradient-steps 1 --target-network-frequency 64 --total-timesteps 200 --checkpoint-every 40 --eval-every 120"
+RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 30 --buffer-size 60 --train-frequency 8 "
+RUN += "--gradient-steps 1 --target-network-frequency 64 --max-episode-steps 12 --total-timesteps 120 "
+RUN += "--checkpoint-every 30 --eval-every 80 --eval-episodes 3"
 
 
 @catches(

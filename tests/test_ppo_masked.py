@@ -536,7 +536,7 @@ def test_worlds_are_learnt(script, tmp_path, args, best):
 
 
 RUN = "--env-id Cue-v0 --anneal-lr --num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --normalize-reward "
-RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 3"
+RUN += "--update-epochs 2 --total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 3"
 
 
 @catches(

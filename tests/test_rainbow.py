@@ -528,8 +528,9 @@ def test_returns_that_leave_the_support_are_named(script):
 
 # ------------------------------------------------------------------------------------------------------- whole runs
 
-RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 --train-frequency 8 "
-RUN += "--gradient-steps 1 --total-timesteps 200 --checkpoint-every 40 --eval-every 120 --eval-episodes 3"
+RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 30 --buffer-size 60 --train-frequency 8 "
+RUN += "--gradient-steps 1 --max-episode-steps 12 --total-timesteps 120 --checkpoint-every 30 --eval-every 80 "
+RUN += "--eval-episodes 3"
 
 
 @catches('train, target network not saved: "target": target, -> ')
