@@ -596,6 +596,7 @@ class Chain(gym.Env):
         return np.eye(13, dtype=np.float32)[self.at], float(solved), solved or wrong, False, {}
 
 
+@pytest.mark.slow
 def test_a_chain_is_solved_from_one_demo(script, tmp_path):
     """2 ** -12 is the chance of a random policy; one demo shows the way. Without replays of it nothing is learnt, and
     no failure, whose return is 0, becomes a reward demo.
