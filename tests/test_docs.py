@@ -119,13 +119,14 @@ def results_page(monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_figures_are_the_measured_ones(page, results_page):
+def test_figures_are_the_measured_ones(page, results_page, monkeypatch):
     """Fails if a page shows other figures than the files in benchmarks/results, or if a mark is misspelt or open."""
     text = page.read_text(encoding="utf-8")
     kinds = {kind for kind, _ in results_page.MARK.findall(text)}
     assert kinds <= {*results_page.KINDS, *results_page.COLUMNS, "seeds"}
     assert len(results_page.MARK.findall(text)) == text.count("<!-- end -->") == text.count("<!--") / 2
     changed = results_page.CHANGED  # a script that is being edited needs no new pages
+    monkeypatch.setattr(results_page, "present_text", lambda *_: None)
     assert results_page.page(page).replace(changed, "") == text.replace(changed, ""), "run benchmarks/results_page.py"
 
 

@@ -204,7 +204,7 @@ CASES = {
     "4, one update": (4, ONE_UPDATE),
     "vtrace": (2, {"estimator": "vtrace"}),
     "nothing normalised": (2, {"norm_adv": False, "normalize_obs": False, "normalize_reward": False}),
-    "target_kl": (2, {"update_epochs": 12, "target_kl": 0.0005, "num_envs": 4, "total_timesteps": 200}),
+    "target_kl": (2, {"update_epochs": 12, "target_kl": 0.0005, "num_envs": 4, "total_timesteps": 100}),
     "checkpoints": (4, {"checkpoint_every": 100, "clip_vloss": True}),
 }
 

@@ -180,7 +180,7 @@ def test_small_worlds_are_learnt(script, name, options):
     """Fails if an end, a discount, an action or a reward is taken for another anywhere between environment and V."""
     world, values, score = WORLDS[name]
     given = {"num_envs": 16, "gamma": 0.5, "learning_rate": 3e-2, "hidden_sizes": (16,), "eval_episodes": 8}
-    run = rehearse(script, world, **given, total_timesteps=4000, **options)
+    run = rehearse(script, world, **given, total_timesteps=2500, **options)
     assert run.evaluations["return_mean"][-1] == score
     if "baseline" not in options:
         obs = torch.tensor(list(values))[:, None].float()
