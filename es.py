@@ -16,7 +16,7 @@ that did well:
 
 Candidate i is theta + sigma eps_i. The noise comes in antithetic pairs, eps and -eps. All candidates
 play side by side, each in its own environment. Several processes can share the work: they draw the
-noise from the same seeds, so none sends it (alg. 2).
+noise from the same seeds, so none sends it (alg. 2). By default, Adam replaces the plain step.
 
     python es.py                                            # CartPole-v1, a few seconds
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
@@ -67,7 +67,7 @@ class Args:
     population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise
     episodes_per_candidate: int = 1  # their mean return is the candidate's return
     num_generations: int | None = None  # generations to train for, in place of total_timesteps
-    sigma: float = 0.1  # standard deviation of the noise on theta
+    sigma: float = 0.1  # standard deviation of the noise on theta; ARS calls it nu
     fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns become
     elite: float = 1.0  # learn only from the best candidates, this share of all; 1: from all
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate * gradient to theta
@@ -75,7 +75,7 @@ class Args:
     weight_decay: float = 0.0  # pulls theta towards zero: this * theta is subtracted from the gradient
     ars: bool = False  # augmented random search (V2), with its own defaults
     top_directions: int | None = None  # ARS: learn only from the best directions, b of them; None: all
-    action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: deviation of noise
+    action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: deviation of noise before tanh
     hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: a linear policy
     normalize_obs: bool = False  # by mean and deviation over all earlier generations
     checkpoint_every: int = 0  # steps between checkpoints, which restart nothing here. 0: about a tenth
@@ -201,7 +201,7 @@ def make_candidates(theta, noise, sigma):
 def centered_ranks(returns):
     """Ranks (N,), spread evenly over [-1/2, 1/2]; equal returns share the mean of their ranks.
 
-    arXiv 1703.03864, section 2.1, says only "rank transformation"; its authors' code centres the ranks.
+    arXiv 1703.03864, section 2.1, says "fitness shaping" by ranks; its authors' code centres them.
     """
     in_order = np.sort(returns)
     smaller = np.searchsorted(in_order, returns, side="left")  # how many are smaller than each
@@ -240,7 +240,7 @@ def es_gradient(fitnesses, noise, sigma):
 
 
 def ars_gradient(returns, noise, top_directions=None):
-    """The step g (D,) of ARS, from raw returns (N,) in the order of the fitnesses of es_gradient.
+    """The step g (D,) of ARS, from raw returns (N,) of delta and -delta in turn.
 
         g = 1 / (b sigma_R) sum_k (r_k^+ - r_k^-) delta_k   (arXiv 1803.07055, algorithm 2)
 
@@ -257,8 +257,8 @@ def ars_gradient(returns, noise, top_directions=None):
 def move_theta(policy, optimizer, returns, noise, args):
     """Move theta by one step, computed from the returns (N,) of a generation. Returns metrics to log.
 
-    A gradient of 0 says nothing: theta and Adam's moments stay as they are. It is 0 if the two of
-    each pair are equally good, as where more candidates are equally best than the elite admits.
+    A gradient of 0 carries no information: theta and Adam's moments stay as they are. It is 0 if
+    both of each pair are equally fit, as when more tie for the best return than the elite holds.
     """
     before = policy.theta.clone()
     if args.ars:
@@ -283,12 +283,12 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
 
     Returns a dict: `returns`, `true_returns` (before the user's wrappers change rewards) and `steps`,
     each (n,), and the sums `seen` for ObservationStats (n, 3, inputs). `numbers` (n,) are the
-    candidates' numbers in the whole population. `seeds`, one for each pair of the population,
+    candidates' indices in the whole population. `seeds`, one for each pair of the population,
     determine first states and action noise. Nothing counts after the end of a candidate's episode.
     """
     layers = policy.layers(candidates)
-    rng = np.random.default_rng(seeds)  # one generator from all seeds: the same in every process
-    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # both of a pair start alike, where possible
+    rng = np.random.default_rng(seeds)  # of action noise; from all seeds: the same in every process
+    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # common random numbers: pairs start alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     steps = np.zeros(len(candidates), int)
@@ -324,7 +324,7 @@ def draw_action_noise(policy, rng, args):
 
 
 def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
-    """Play all candidates: as play_candidates, but sums over the episodes of each, and N rows.
+    """Play all N candidates: play_candidates' dict, summed over each one's episodes, with N rows.
 
     This process plays only `numbers`. It receives the other rows from the processes that played them.
     """
@@ -366,7 +366,7 @@ def train(args):
         returns = played["returns"] / args.episodes_per_candidate
         metrics = move_theta(policy, optimizer, returns, noise, args)
         if policy.obs_stats is not None:  # only now: all candidates must normalise alike
-            policy.obs_stats.add(played["seen"].sum(0))  # in this order, whatever the processes
+            policy.obs_stats.add(played["seen"].sum(0))  # in candidate order, for any number of processes
 
         run.check_finite(length_of_theta=metrics["weight_norm"])
         run.log(population_mean=returns.mean(), return_std=returns.std(), return_max=returns.max(), **metrics)
@@ -407,7 +407,7 @@ TUNED = {
 
 
 def method_settings(args):
-    """TUNED for args.env_id. With --ars: ARS instead, unless these are for ARS (also with --no-ars)."""
+    """TUNED for args.env_id; with --ars, ARS instead, unless the tuned settings are for ARS themselves."""
     settings = TUNED.get(args.env_id, {})
     return ARS if args.ars and "ars" not in settings else settings
 
@@ -470,10 +470,10 @@ def count_candidates(run, played, args):
 
 
 def set_total(run, done, total):
-    """Let a run of which `done` rounds are done end after `total` of them; None: after its steps.
+    """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
 
-    It counts in steps. So its total becomes what all rounds take if they are as long as those so far;
-    after the last one, that is what has been taken.
+    Run counts steps. So total_timesteps becomes what all rounds take if they are as long as those
+    so far; after the last round it is exact.
     """
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)
@@ -481,7 +481,7 @@ def set_total(run, done, total):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -677,7 +677,8 @@ def join_processes():
     """Connect the processes of torchrun. All but the first print nothing, and wait until its run begins.
 
     So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then
-    the others do.
+    the others do. `exchange` returns when all processes have called it: the first one does so in
+    start_run.
     """
     if distributed.is_torchelastic_launched():
         gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
@@ -689,7 +690,10 @@ def join_processes():
 
 
 def exchange(value):
-    """A list of the values of all processes. If another one has ended, saying why, this one ends as well."""
+    """A list of the values of all processes, each of which must call it. It waits for all of them.
+
+    If another process has ended, which tells why itself, this one ends without a message.
+    """
     if not distributed.is_initialized():
         return [value]
     values = [None] * distributed.get_world_size()
@@ -717,7 +721,7 @@ def candidates_of_this_process(args):
 
 
 def make_run(args, envs):
-    """A Run. All but the first process's are in temporary folders, in which nobody looks."""
+    """A Run. The first process's has the run folder, the others write into temporary ones."""
     rank, _ = process()
     if rank == 0:
         return Run(args, envs)
@@ -731,7 +735,7 @@ def make_run(args, envs):
 
 
 def start_run(run, **parts):
-    """Start the run with these parts. The others begin when the first one has."""
+    """Start the run with these parts. If this is the first process, the others, too, can begin."""
     run.start(**parts)
     if process()[0] == 0:
         exchange("begun")
@@ -961,14 +965,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

@@ -91,7 +91,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # of each actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of each critic's; none: as the actors'
     max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -136,6 +136,10 @@ class Agents(nn.Module):
     of all agents: A_1 + … + A_n numbers. All else that each agent has is a list of n tensors, for
     example actions (B, A_i).
 
+    TD3's two estimates of Q are called twins here (MADDPG has only the first): each is a list of
+    critics. EP (environment-provided) and FP (feature-pruned) are HARL's names, arXiv 2304.09870;
+    here FP prunes nothing: it is the agent's own observation and the state.
+
         --state-type          EP                    FP
         rewards and ends      one for all agents    one for each agent
         rows with a target    B, the batch          n·B: B for the first agent, B for the second, …
@@ -159,7 +163,7 @@ class Agents(nn.Module):
             self.actors.append(uniform_mlp(inputs, args.hidden_sizes, outputs))
         if args.share_policy:  # the list then holds the same network n times
             self.actors = nn.ModuleList([self.actors[0]] * self.num_agents)
-        self.critics = nn.ModuleList([self.new_critics()])  # one twin, or two with twin_q
+        self.critics = nn.ModuleList([self.new_critics()])  # the first twin
         if args.twin_q:  # with its own weights: a copy of the first twin would learn the same
             self.critics.append(self.new_critics())
         self.target_actors = copy.deepcopy(self.actors)
@@ -217,9 +221,9 @@ class Agents(nn.Module):
         return obs, available
 
     def choose(self, actors, rows, rng):
-        """(actions, outputs), lists over agents; tanh or Gumbel-softmax makes actions of outputs.
+        """(actions, outputs), lists over agents. Actions are tanh(output) or Gumbel-softmax draws.
 
-        Gradients flow through both. Discrete actions are drawn with the NumPy generator `rng`.
+        Gradients flow back through both. The NumPy generator `rng` draws Discrete actions.
         """
         actions = []
         outputs = []
@@ -257,6 +261,7 @@ class Agents(nn.Module):
             return rng.uniform(-1, 1, (len(rows), sum(self.action_sizes)))
         actions = []
         for available in self.views(torch.as_tensor(rows))[1]:
+            # The largest of independent random numbers is equally likely to be any of them.
             lots = np.where(available, rng.random(available.shape), -1)
             actions.append(np.eye(available.shape[1])[lots.argmax(1)])
         return np.hstack(actions)
@@ -482,10 +487,10 @@ def valid_mean(x, valid):
 
 
 def in_turn(own, actions):
-    """n copies of B joint actions, (n·B, A_1 + … + A_n), in each of which one agent does otherwise.
+    """n copies of B stored joint actions, (n·B, A_1 + … + A_n); in each, one agent's is replaced.
 
-    In copy i, agent i's action is its current one: (a^1, …, mu^i(o^i), …, a^n) in eq. 5 of arXiv
-    1706.02275. `own`, the current actions, and `actions`, the stored ones, are lists over agents of
+    In copy i, agent i does what its actor chooses: (a^1, …, mu^i(o^i), …, a^n) in eq. 5 of arXiv
+    1706.02275. `own`, the actors' choices, and `actions`, the stored ones, are lists over agents of
     (B, A_i). The first B rows are the first agent's copy, the next B the second agent's, and so on.
     """
     turns = []
@@ -522,7 +527,7 @@ def matd3_targets(agents, batch, args, rng):
 
 
 def critics_loss(agents, batch, targets):
-    """(loss, mean value): the mean squared errors of all Q^i, added up over twins.
+    """(loss, mean value). The loss: squared errors, their mean over all Q^i, summed over twins.
 
     L = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
     """
@@ -546,7 +551,7 @@ def actors_loss(agents, batch, rng):
     # In copy i only a^i carries a gradient, so one backward pass serves all actors.
     joint = in_turn(own, batch.actions.split(agents.action_sizes, dim=1))
     rows = batch.rows.repeat(agents.num_agents, 1)
-    values = agents.values(agents.critics[0], rows, joint)  # as in TD3, twin 2 has no say here
+    values = agents.values(agents.critics[0], rows, joint)  # as in TD3, only of the first twin
     squares = torch.cat([(output**2).mean(1) for output in outputs])
     valid = batch.took_part.T.flatten()
     return -valid_mean(values, valid), valid_mean(squares, valid)
@@ -554,7 +559,7 @@ def actors_loss(agents, batch, rng):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due after `step` steps, those of all environments together."""
+    """How many critic updates a run must have made after `step` steps of all environments."""
     random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - random_steps // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -612,7 +617,7 @@ def train(args):
         store_step(buffer, agents, rows, dones, actions, result)
         rows, rewards, terminated, truncated, _ = result
         run.count(rows, rewards, terminated | truncated, reset_rows=dones)
-        dones = terminated | truncated  # whose next step only resets
+        dones = terminated | truncated  # True: this environment's next step only resets it
 
         while updates < num_updates(run.step, args):
             updates += 1
@@ -628,7 +633,8 @@ def train(args):
                 polyak(agents.target_critics, agents.critics, args.tau)
             agents.eval()
 
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint. It cannot hold environments, so training makes new ones, as a
+        # resumed run does.
         if run.write_what_is_due():
             envs, rows, dones, rng = run.new_envs()
             buffer.cut()
@@ -675,7 +681,8 @@ tuned_settings = matd3_settings  # as the run section calls it
 def check_algorithm(args):
     """UserError if the settings are another algorithm's than args.algorithm.
 
-    So it is after Args(algorithm=…) with nothing else, or after --algorithm beside --config.
+    This happens with Args(algorithm=…) and no other setting, and if --algorithm is given together
+    with the --config of a run of the other algorithm.
     """
     for name, settings in ALGORITHMS.items():
         given = {key: getattr(args, key) for key in settings}
@@ -935,7 +942,7 @@ def choices(space):
 def usable(mask, sizes):
     """A mask (an array, or a tuple of arrays for the factors) in which each factor has a choice.
 
-    The first one, where it had none.
+    Where a factor had none, its first choice becomes available.
     """
     mask = np.hstack(mask)
     for factor in np.split(mask, np.cumsum(sizes)[:-1]):  # views
@@ -964,7 +971,7 @@ def without_checks(env):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -1259,14 +1266,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

@@ -88,7 +88,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actors' hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actors'
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -156,7 +156,7 @@ class TeamNetwork(nn.Module):
 class AgentPolicy(nn.Module):
     """A policy: a distribution over actions, given what an agent observes.
 
-    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A Discrete action is one
+    A Box action is Gaussian; to_env maps [-1, 1] to the Box's bounds. A Discrete action is one
     categorical factor (two if action_factor splits it), a MultiDiscrete action has several.
     Everywhere but in the environment, an action is D numbers: one for each factor or dimension.
     """
@@ -201,7 +201,8 @@ class AgentPolicy(nn.Module):
     def choose(self, outputs, noise):
         """Actions (S, D) for logits or means (S, outputs), drawn with noise (S, outputs).
 
-        With noise 0 they are the most likely.
+        Team.draw_noise draws it: Gumbel noise for logits, normal noise for means. With noise 0 the
+        actions are the most likely ones.
         """
         if self.continuous:
             return outputs + self.log_std.exp() * noise
@@ -274,7 +275,8 @@ class Team(nn.Module):
         EP (environment-provided) is the state: the environment's own, or else all observations side
         by side. FP has for each agent its own observation, padded with zeros, and the state (its own
         state, if the environment has one for each agent). A dead agent has zeros; its value is what
-        its team still gets. The names are HARL's (arXiv 2304.09870).
+        its team still gets. The names are HARL's (arXiv 2304.09870). FP means feature-pruned, but
+        nothing is pruned here: arXiv 2103.01955, section 5.2, calls this state AS, agent-specific.
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]
@@ -284,8 +286,10 @@ class Team(nn.Module):
             obs = nn.functional.pad(obs, (0, self.widest - obs.shape[-1]))
             state = team_rows[..., self.layout.states[i]]
             alive = team_rows[..., [self.layout.alive.start + i]]
-            if self.args.agent_rewards:  # the dead get nothing more; but if an agent was truncated,
-                alive = torch.ones_like(alive)  # the row after its end has its final observation
+            # With --agent-rewards nothing is learned from the rows of the dead: they need no zeros.
+            # And if an agent was truncated, the row after its end has its final observation.
+            if self.args.agent_rewards:
+                alive = torch.ones_like(alive)
             states.append(torch.cat([obs, state], dim=-1) * alive)
         return torch.stack(states, dim=2).flatten(1, 2)
 
@@ -306,7 +310,8 @@ class Team(nn.Module):
     def sample(self, team_rows, rnn_states, reset_rows, noise):
         """One step in team_rows (N, …): (actions (N·F, D), next rnn_states (N·F, H)).
 
-        Both, and rnn_states and noise, are lists over policies.
+        Both, and rnn_states and noise, are lists over policies. To the networks it is a sequence of
+        L = 1 step.
         """
         team_rows = torch.as_tensor(team_rows, device=self.device).unsqueeze(0)
         reset_rows = torch.as_tensor(reset_rows, device=self.device).unsqueeze(0)
@@ -477,7 +482,7 @@ class TeamBuffer:
 
     @torch.no_grad()
     def policy_steps(self, team, k, advantages):
-        """PolicySteps of all agents that follow policy k. Call it once, before the update, as well.
+        """PolicySteps of all agents that follow policy k. As critic_steps: once, before the update.
 
         `advantages` are those of CriticSteps, (T, S). They are normalised over the active rows of all
         followers.
@@ -525,13 +530,13 @@ def minibatches(steps, args, rng):
     order = torch.as_tensor(rng.permutation(len(chunks[0])), device=chunks[0].device)
     for numbers in order.tensor_split(args.num_minibatches):
         batch = type(steps)(*[x[numbers].swapaxes(0, 1) for x in chunks])
-        if batch.active.any():  # else Adam would still move the weights, by its momentum
+        if batch.active.any():  # else the loss, a mean of nothing, is NaN, and Adam's momentum acts
             yield batch._replace(rnn_states=batch.rnn_states[0])
 
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -541,7 +546,7 @@ def policy_loss(log_ratios, advantages, clip_coef):
 
 
 def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
@@ -557,9 +562,10 @@ def huber_value_loss(values, old_values, returns, huber_delta, clip_coef=None):
     """Mean Huber loss of tensors (B,), with delta = `huber_delta`. With `clip_coef`, moving a value by
     more than this cannot lower its loss.
 
-        L = E[ max( Huber(V - R), Huber(V_old + clip(V - V_old, -eps, eps) - R) ) ]   (arXiv 2103.01955, appendix A)
+        L = E[ max( Huber(V - R), Huber(V_old + clip(V - V_old, -eps, eps) - R) ) ]
 
-    Huber(e) is e²/2 for errors |e| up to delta, and linear beyond.
+    This is arXiv 2103.01955, appendix A, with Huber(e) in place of its e². Huber(e) is e²/2 for
+    errors |e| up to delta, and linear beyond.
     """
     huber = partial(nn.functional.huber_loss, reduction="none", delta=huber_delta)
     errors = huber(values, returns)
@@ -654,7 +660,7 @@ def train(args):
     team = make_agent(args, envs)  # a Team: see make_team
     set_threads(image=False)
     run = Run(args, envs)
-    # One optimiser for all networks: a step leaves a network alone that has no gradients.
+    # One optimiser for all networks: a step does not change a network whose gradients are None.
     optimizer = torch.optim.Adam(team.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -675,7 +681,7 @@ def train(args):
             team_rows, rewards, terminated, truncated, infos = envs.step(team.to_env(actions))
             run.count(team_rows, rewards, terminated | truncated, reset_rows=dones)
             buffer.insert_results(t, team_rows, rewards, terminated, truncated, infos)
-            dones = terminated | truncated  # whose next step only resets
+            dones = terminated | truncated  # True: this environment's next step only resets it
         buffer.team_rows[-1] = team_rows
         buffer.reset_rows[-1] = dones
 
@@ -693,7 +699,8 @@ def train(args):
             critic_steps = critic_steps._replace(returns=targets)
         update(team.critic, optimizer, team_value_loss, critic_steps, args, rng, run)
         scheduler.step()
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint. It cannot hold environments, so training makes new ones, as a
+        # resumed run does. The old buffer's recurrent states belong to the old episodes.
         if run.write_what_is_due():
             envs, team_rows, dones, rng = run.new_envs()
             buffer = TeamBuffer(args, team)
@@ -839,7 +846,7 @@ class ValueNorm(nn.Module):
 
 
 def explained_variance(steps):
-    """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+    """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
 
@@ -1058,7 +1065,7 @@ def choices(space):
 def usable(mask, sizes):
     """A mask (an array, or a tuple of arrays for the factors) in which each factor has a choice.
 
-    The first one, where it had none.
+    Where a factor had none, its first choice becomes available.
     """
     mask = np.hstack(mask)
     for factor in np.split(mask, np.cumsum(sizes)[:-1]):  # views
@@ -1087,7 +1094,7 @@ def without_checks(env):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -1418,14 +1425,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

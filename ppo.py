@@ -63,7 +63,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
     num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
@@ -80,10 +80,10 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_obs: bool = True  # normalise vectors by running mean and deviation; never images or grids
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -150,7 +150,7 @@ def gaussian(mean, actions, log_std):
 class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
-    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A discrete action consists of
+    A Box action is Gaussian; to_env maps [-1, 1] to the Box's bounds. A discrete action consists of
     categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
     categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
     factor or dimension.
@@ -325,8 +325,8 @@ Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values a
 class RolloutBuffer:
     """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). It is
-    called a reset row here. Its action is ignored, and it is not stored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
+    is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -359,7 +359,7 @@ class RolloutBuffer:
 
             G_t = r_t + gamma G_{t-1}
 
-        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
+        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
         """
         G = np.zeros(self.rewards.shape)
         for t in range(len(G)):
@@ -427,7 +427,7 @@ class RolloutBuffer:
             yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -439,7 +439,7 @@ class RolloutBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -461,7 +461,7 @@ def value_loss(values, old_values, returns, clip_coef=None):
 
 
 def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
@@ -588,7 +588,7 @@ TUNED = {
                     "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
                     "total_timesteps": 147_000} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
-                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 998_000},
+                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 197_000},
     "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8,
                        "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},
@@ -665,7 +665,7 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -1050,14 +1050,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

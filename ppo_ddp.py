@@ -15,13 +15,14 @@ the incentive to move their ratio r far from 1:
     L(theta) = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     r = pi(a|s) / pi_old(a|s)
 
-Each of K processes has a copy of the network and plays N / K environments. Before each gradient step
-they exchange what is a mean over rows, here the gradient g. Process k has n_k rows and their mean g_k:
+Each of K processes has a copy of the network and plays N / K environments. Before each gradient
+step they average their gradients. Process k has n_k rows of the batch and their mean gradient g_k:
 
     g = sum_k n_k g_k / sum_k n_k
 
-This is the mean over all rows. So all copies make the same step and stay the same. Moments of the
-advantages, running statistics, KL and metrics belong to all rows as well (after DD-PPO).
+This is the mean over all rows. So all copies make the same step and stay the same. Mean and
+deviation of the advantages, running statistics, KL and metrics are those of all rows as well (after
+DD-PPO). Each process has its own seed for environments, actions and minibatches.
 
     torchrun --nproc-per-node 2 ppo_ddp.py --env-id LunarLander-v3  # two processes, 8 environments each
     python ppo_ddp.py                                               # one process: the same as ppo.py
@@ -74,7 +75,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
     num_envs: int = 2  # environments played side by side, by all processes together
-    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
@@ -91,10 +92,10 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_obs: bool = True  # normalise vectors by running mean and deviation; never images or grids
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -161,7 +162,7 @@ def gaussian(mean, actions, log_std):
 class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
-    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A discrete action consists of
+    A Box action is Gaussian; to_env maps [-1, 1] to the Box's bounds. A discrete action consists of
     categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
     categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
     factor or dimension.
@@ -336,8 +337,8 @@ Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values a
 class RolloutBuffer:
     """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). It is
-    called a reset row here. Its action is ignored, and it is not stored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
+    is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -370,7 +371,7 @@ class RolloutBuffer:
 
             G_t = r_t + gamma G_{t-1}
 
-        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
+        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
         """
         G = np.zeros(self.rewards.shape)
         for t in range(len(G)):
@@ -438,7 +439,7 @@ class RolloutBuffer:
             yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -450,7 +451,7 @@ class RolloutBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -476,7 +477,7 @@ def normalize_over_all(advantages):
     if not distributed.is_initialized():
         return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     x = advantages.double()  # else the difference of squares is inexact
-    sums = torch.stack([torch.ones_like(x), x, x**2]).sum(dim=1)
+    sums = torch.stack([torch.ones_like(x), x, x**2]).sum(dim=1)  # B, sum of x, sum of x²
     add_up(sums)
     mean = sums[1] / sums[0]
     variance = sums[2] / sums[0] - mean**2
@@ -567,6 +568,7 @@ def train(args):
                 loss, metrics = ppo_loss(agent, batch, args)
                 optimizer.zero_grad()
                 loss.backward()
+                # Before clipping: what is clipped is the norm of the mean over all rows.
                 gradients = [weights.grad for weights in agent.parameters() if weights.grad is not None]
                 average([*gradients, *metrics.values()], rows=len(batch.obs))
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -616,7 +618,7 @@ TUNED = {
                     "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
                     "total_timesteps": 147_000} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
-                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 998_000},
+                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 197_000},
     "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8,
                        "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},
@@ -704,7 +706,7 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -890,7 +892,8 @@ def join_processes():
     """Connect the processes of torchrun. All but the first print nothing, and wait until its run begins.
 
     So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then
-    the others do.
+    the others do. `exchange` returns when all processes have called it: the first one does so in
+    start_run.
     """
     if distributed.is_torchelastic_launched():
         gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
@@ -902,7 +905,10 @@ def join_processes():
 
 
 def exchange(value):
-    """A list of the values of all processes. If another one has ended, saying why, this one ends as well."""
+    """A list of the values of all processes, each of which must call it. It waits for all of them.
+
+    If another process has ended, which tells why itself, this one ends without a message.
+    """
     if not distributed.is_initialized():
         return [value]
     values = [None] * distributed.get_world_size()
@@ -914,7 +920,7 @@ def exchange(value):
 
 
 def add_up(sums):
-    """Replace a tensor by its sum over all processes. As exchange, but four times as fast."""
+    """Replace a tensor by its sum over all processes. Four times as fast as exchange."""
     try:
         distributed.all_reduce(sums)
     except RuntimeError:
@@ -930,7 +936,7 @@ def average(tensors, rows):
     """
     if not distributed.is_initialized():
         return
-    weight = torch.ones_like(tensors[0]).flatten()[:1]  # its sum is that of the rows
+    weight = torch.ones_like(tensors[0]).flatten()[:1]  # a 1: sums[0] becomes sum_k n_k
     sums = rows * torch.cat([weight, *[x.flatten() for x in tensors]])
     if rows == 0:
         sums.zero_()  # the mean of nothing is NaN
@@ -949,7 +955,7 @@ def explained_variance_of_all(buffer):
 
 
 def share_of_this_process(args):
-    """Args with this process's part of num_envs. Where there are GPUs, `cuda` becomes its own one."""
+    """Args with this process's part of num_envs. It also gives the process its GPU, if any."""
     _, processes = process()
     if args.num_envs % processes:
         raise UserError(f"num_envs {args.num_envs} does not divide among {processes} processes")
@@ -967,21 +973,21 @@ def divide_run(run, args, **parts):
     run.noted = []  # what run.count says of episodes that have ended, until count_rollout counts them
     run.add_episode = lambda n, total, length: run.noted.append((total, length))
     if rank > 0:
-        run.log = lambda **metrics: None  # they are the same: a NaN is for the first process to report
+        run.log = lambda **metrics: None  # all have the same: the first one writes, or reports NaN
     start_run(run, **parts)
-    if run.processes != process()[1]:
+    if run.processes != process()[1]:  # the checkpoint has another number
         print(f"begun by {run.processes} processes: it goes on, but with other random numbers")
         run.processes = process()[1]
 
 
 def count_rollout(run, buffer):
-    """Count the rollouts of all processes, as one would count that plays all environments."""
+    """Count the steps and episodes of all processes, as if one process played all environments."""
     run.step -= int((~buffer.reset_rows).sum())  # run.count has counted those of this process
     ends = buffer.terminated | buffer.truncated
     all_resets, all_ends, noted = zip(*exchange((buffer.reset_rows, ends, run.noted)))
     reset_rows = np.concatenate(all_resets, axis=1)  # (T, N): all environments side by side
     ends = np.concatenate(all_ends, axis=1)
-    if len(run.has_ended) < len(ends[0]):  # run.new_envs has made one for each of its own
+    if len(run.has_ended) < len(ends[0]):  # run.new_envs counts only this process's environments
         run.has_ended = np.zeros(len(ends[0]), bool)
     for t in range(len(ends)):
         run.step += int((~reset_rows[t]).sum())
@@ -992,7 +998,7 @@ def count_rollout(run, buffer):
 
 
 def make_run(args, envs):
-    """A Run. All but the first process's are in temporary folders, in which nobody looks."""
+    """A Run. The first process's has the run folder, the others write into temporary ones."""
     rank, _ = process()
     if rank == 0:
         return Run(args, envs)
@@ -1006,7 +1012,7 @@ def make_run(args, envs):
 
 
 def start_run(run, **parts):
-    """Start the run with these parts. The others begin when the first one has."""
+    """Start the run with these parts. If this is the first process, the others, too, can begin."""
     run.start(**parts)
     if process()[0] == 0:
         exchange("begun")
@@ -1227,14 +1233,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

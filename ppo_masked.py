@@ -8,9 +8,9 @@
 """Proximal policy optimisation (PPO) that never takes an invalid action, all of it, in this one file.
 
 In many tasks most actions are invalid most of the time. The environment knows which, and gives the
-agent a mask m(s): 1 for each valid action, 0 for the others. To learn this from penalties is slow,
-and hopeless where hundreds of actions are invalid. Instead, the logits l of invalid actions are set
-to minus infinity (in the paper: to -1e8) before the softmax:
+agent a mask m(s): 1 for each valid action, 0 for the others (MaskedEnvs reads it). To learn this
+from penalties is slow, and hopeless where hundreds of actions are invalid. Instead, the logits l of
+invalid actions are set to minus infinity (in the paper: to -1e8) before the softmax:
 
     pi(a|s) = (m_a exp(l_a)) / (sum_b m_b exp(l_b))   (after arXiv 2006.14171, section 3)
 
@@ -65,7 +65,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
     num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
@@ -82,7 +82,7 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -108,8 +108,8 @@ class Args:
 
 # --------------------------------------------------------------------------------------------- masks
 # A mask is a row of booleans, True for every valid choice. Discrete: one for each action.
-# MultiDiscrete: one for each choice of each factor, the factors side by side. MultiBinary: two for
-# each bit, "may be 0" and "may be 1".
+# MultiDiscrete: one for each choice of each factor (entry of an action), the factors side by side.
+# MultiBinary: two for each bit, "may be 0" and "may be 1".
 
 
 class MaskedCategorical:
@@ -212,7 +212,7 @@ class MaskedAgent(nn.Module):
         for network in (self.actor, self.critic):
             network[0] = LinearOnEntries(network[0], entries)  # takes discrete numbers themselves
         features = sum(math.prod(space.shape) for space in entries.values())
-        self.feature_space = spaces.Box(-np.inf, np.inf, (features,))  # what `split` returns
+        self.feature_space = spaces.Box(-np.inf, np.inf, (features,))  # of what `split` returns
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
@@ -285,7 +285,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 # Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch; named as in sb3-contrib.
-# old: of the agent that has played the rollout. In the Dict version, observations are a dict.
+# old_*: of the agent that played the rollout. In the Dict version, observations are a dict.
 SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
 MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
 MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
@@ -294,8 +294,8 @@ MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples"
 class MaskableRolloutBuffer:
     """One rollout, time-major (T, N, …), with the mask of every observation.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). It is
-    called a reset row here. Its action is ignored, and it is not stored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
+    is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -312,7 +312,7 @@ class MaskableRolloutBuffer:
         T, N = num_steps, num_envs
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         self.output_sizes = output_sizes(action_space)
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), np.float32)  # the last: after step T
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), np.float32)  # row T: after the last step
         self.actions = np.zeros((T, N, D), np.int64)
         self.action_masks = np.ones((T, N, sum(self.output_sizes)), bool)
         self.rewards = np.zeros((T, N), np.float32)
@@ -349,7 +349,7 @@ class MaskableRolloutBuffer:
 
             G_t = r_t + gamma G_{t-1}
 
-        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
+        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
         """
         G = np.zeros(self.rewards.shape)
         for t in range(len(G)):
@@ -360,9 +360,9 @@ class MaskableRolloutBuffer:
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
-        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, by the agent now.
+        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, under this agent.
 
-        In parts of about 2**22 logits: a row may have 50,000, of four bytes each.
+        Computed in parts of about 2**22 logits: a row may have 50,000, of four bytes each.
         """
         T, N, choices = self.action_masks.shape
         on_device = partial(torch.as_tensor, device=agent.device)
@@ -424,7 +424,7 @@ class MaskableRolloutBuffer:
         return MaskableRolloutBufferSamples(*[field.flatten(0, 1)[chosen] for field in self.rows])
 
     def explained_variance(self):
-        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -436,7 +436,7 @@ class MaskableRolloutBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -458,7 +458,7 @@ def value_loss(values, old_values, returns, clip_coef=None):
 
 
 def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
@@ -472,7 +472,8 @@ def approximate_kl(log_ratios):
 
 def masked_ppo_loss(agent, batch, args):
     """The loss of a batch of samples, to be minimised, and a dict of metrics to log."""
-    # The same masks as for acting: pi/pi_old is 1 at first. With --naive-mask it is lower.
+    # The same masks as for acting: pi/pi_old is 1 at first. With --naive-mask it is lower, because
+    # pi gives invalid actions a share.
     masks = None if args.naive_mask else batch.action_masks
     log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
     log_ratios = log_probs - batch.old_log_prob
@@ -559,7 +560,7 @@ ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()
 PLUGINS = {}  # what make_envs imports by the names of ids: nothing; write module:Id
 ONE_HOT = ()  # wrappers for MiniGrid, whose environments have no masks
 set_up_atari = None  # nor have Atari's
-WITHOUT_MEMORY = "gymnasium.wrappers.RescaleObservation"
+WITHOUT_MEMORY = "gymnasium.wrappers.RescaleObservation"  # by fixed bounds, not running statistics
 REFUSED_WRAPPERS = {"NormalizeObservation": WITHOUT_MEMORY, "NormalizeReward": "--normalize-reward"}
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
@@ -623,7 +624,7 @@ class LinearOnEntries(nn.Module):
         self.features = [math.prod(space.shape) for space in entries.values()]  # a number is one
         self.columns = [spaces.flatdim(space) for space in entries.values()]  # of the matrix
         if all(isinstance(space, spaces.Discrete | spaces.MultiDiscrete) for space in entries.values()):
-            # Stays 0: else learning in one state would change all others.
+            # Stays 0: all states share it, so learning in one would shift this layer in all others.
             linear.bias.requires_grad_(False)
 
     def forward(self, obs):
@@ -1107,14 +1108,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

@@ -29,7 +29,7 @@ All else is as in ppo.py with GAE; `diff ppo.py ppo_rnd.py` compares them.
     python ppo_rnd.py --evaluate runs/DIR --render    # watch the trained agent
 
 Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The algorithm ends at
-"# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+"# ===== helpers"; the code below it builds networks, makes environments and keeps the run folder.
 """
 
 import ast
@@ -68,7 +68,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
     num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
@@ -79,8 +79,8 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # of a minibatch that trains the predictor; less: novelty lasts longer
-    random_steps: int = 100  # of random play in each environment, for the first statistics of obs
+    predictor_share: float = 0.25  # part of each minibatch that trains the predictor; less: novelty fades later
+    random_steps: int = 100  # steps of random play in each environment, for the first statistics of obs
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value losses as well
@@ -91,10 +91,10 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
-    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_obs: bool = True  # normalise vectors by running mean and deviation; never images or grids
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -161,7 +161,7 @@ def gaussian(mean, actions, log_std):
 class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
-    A Box action is Gaussian, with [-1, 1] as the bounds of the Box. A discrete action consists of
+    A Box action is Gaussian; to_env maps [-1, 1] to the Box's bounds. A discrete action consists of
     categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
     categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
     factor or dimension.
@@ -412,7 +412,7 @@ def compute_intrinsic_gae(rewards, values, reset_rows, gamma, gae_lambda):
     return advantages, advantages + values[:-1]
 
 
-# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old: of the agent that has
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old_*: of the agent that
 # played the rollout. The predictor learns from next_obs.
 FIELDS = "obs actions next_obs old_log_probs old_values old_intrinsic_values"
 Batch = namedtuple("Batch", FIELDS + " advantages returns intrinsic_returns")
@@ -421,8 +421,8 @@ Batch = namedtuple("Batch", FIELDS + " advantages returns intrinsic_returns")
 class CuriousBuffer:
     """One rollout with two kinds of rewards, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). It is
-    called a reset row here. Its action is ignored, and it is not stored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
+    is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -440,7 +440,7 @@ class CuriousBuffer:
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # the last: after step T
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: after the last step
         self.next_obs = self.obs[1:]  # a view of obs: what the step of each row led to
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
@@ -456,7 +456,7 @@ class CuriousBuffer:
 
             G_t = r_t + gamma G_{t-1}
 
-        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
+        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
         """
         G = np.zeros(self.rewards.shape)
         for t in range(len(G)):
@@ -518,7 +518,7 @@ class CuriousBuffer:
             yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """How much of the returns R the critic's values V foresaw: 1 all, 0 no more than a constant.
+        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -530,7 +530,7 @@ class CuriousBuffer:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -552,7 +552,7 @@ def value_loss(values, old_values, returns, clip_coef=None):
 
 
 def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
@@ -595,7 +595,7 @@ def train(args):
     agent = make_agent(args, envs)
     set_threads(agent.image)
     run = Run(args, envs)
-    rnd = make_rnd(run, agent.device)
+    rnd = make_rnd(run, agent.device)  # plays random steps first: its observation statistics
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -652,7 +652,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # also only now
+        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss must agree
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
             envs, obs, dones, rng = run.new_envs()
@@ -763,7 +763,7 @@ def feature_network(observation_space, extra_layers):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -1167,14 +1167,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

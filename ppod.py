@@ -8,8 +8,8 @@
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
 Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays
-demonstrations; one is enough to begin with. After each episode or replay, a slot of the vector
-environment draws what it shows next:
+demonstrations; one is enough to begin with. A slot is one place of the vector environment. After
+each episode or replay, it draws what it shows next:
 
     with probability rho                                  a reward demo,
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
@@ -68,10 +68,11 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
-    # each new reward demo moves phi / N from phi to rho; N: room for value demos, or their number
+    # a new reward demo moves phi / N to rho; N: initial room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    initial_reward_threshold: float | None = None  # None: the lowest of the demos, or > 0
+    # an episode with this return becomes a reward demo; None: the demos' lowest, or > 0
+    initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
@@ -85,7 +86,7 @@ class Args:
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
     num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; whole episodes, where possible
+    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
@@ -99,11 +100,11 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    normalize_obs: bool = True  # normalise vectors by their running mean and deviation; images never
+    normalize_obs: bool = True  # normalise vectors by running mean and deviation; never images or grids
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    sample_actions: bool = False  # draw actions in evaluations as well: without memory, one can go in circles
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -336,8 +337,8 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 # B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there
-# in the rollout. All rows but reset rows are trained on. old_*: from the agent that played the
-# rollout; for replays, certain_log_prob.
+# in the rollout. All rows but reset rows are trained on. old_*: of the agent that played the
+# rollout; only a replay's old_log_probs are certain_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -383,7 +384,7 @@ class SequenceBuffer:
 
             G_t = r_t + gamma G_{t-1}
 
-        G goes on from rollout to rollout. `stats` is the RunningMeanStd of G.
+        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
         """
         G = np.zeros(self.rewards.shape)
         for t in range(len(G)):
@@ -406,7 +407,7 @@ class SequenceBuffer:
         self.replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
         log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
-        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # its reset row has no effect
+        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # any reset_rows would do
         self.states = torch.cat([self.state[None], states[:-1]])
         return log_probs, torch.cat([values, agent.critic(last_features).squeeze(2)])
 
@@ -496,8 +497,7 @@ class PPODBuffer:
     """The demos, which of them each slot replays, and the episodes that may become demos (arXiv 2007.03328).
 
     Reward demos come from files, or are the agent's episodes with a good return. Value demos are
-    other episodes of the agent: those in which the critic gave some state a high value. While there
-    are value demos, each new reward demo raises rho and lowers phi by the same amount.
+    others, in which the critic gave some state a high value.
     """
 
     def __init__(self, args, num_envs, observation_space, action_space):
@@ -535,8 +535,7 @@ class PPODBuffer:
     def restart(self, envs, obs, rng):
         """Begin anew with the first observations `obs` of new environments. Returns what the slots show first.
 
-        Slot 0 shows its environment: if all slots replayed, run.step would stand still, and `train`
-        would restart.
+        Slot 0 shows its environment, so that the first rollout has real steps.
         """
         self.replays[0] = None
         self.needs_reset[:] = False
@@ -615,7 +614,7 @@ class PPODBuffer:
                     self.finish_episode(i, buffer, rows[-1])
 
     def finish_episode(self, i, buffer, t):
-        """Slot i's episode or replay ended in row t: an episode may become a demo, a replay updates max_value."""
+        """Slot i's episode or replay ended in row t: an episode may become a demo, a value demo gets its max_value."""
         obs, actions, rewards, values = [np.concatenate(parts) for parts in zip(*self.episodes[i])]
         self.episodes[i].clear()
         if buffer.demo_ids[t, i] == 0:
@@ -658,8 +657,7 @@ class PPODBuffer:
     def anneal_parameters(self):
         """For a new reward demo, move phi_0 / |D_V| of probability from phi to rho, if there are value demos.
 
-        |D_V| is the number of value demos: how many there was room for at first, or are now
-        (--anneal-by current).
+        |D_V| is the initial room for value demos; with --anneal-by current, their number.
         """
         if not self.value_demos:
             return
@@ -748,7 +746,7 @@ def is_good(total, threshold):
 
 # ------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
-    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r is the ratio, no reward.
+    """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
     L = E[ min( r A, clip(r, 1 - eps, 1 + eps) A ) ]   (arXiv 1707.06347, eq. 7)
     """
@@ -770,7 +768,7 @@ def value_loss(values, old_values, returns, clip_coef=None):
 
 
 def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
@@ -844,7 +842,7 @@ def train(args):
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
             obs = demos.insert_replays(envs, buffer, t, obs, rng)  # writes over slots that replay
-            dones = buffer.terminated[t] | buffer.truncated[t]
+            dones = buffer.terminated[t] | buffer.truncated[t]  # then row t + 1 is a reset row
             real = ~buffer.reset_rows[t] & (buffer.demo_ids[t] == 0)  # replays do not count
             run.count(obs, buffer.rewards[t] * real, dones & real, ~real)
 
@@ -872,7 +870,7 @@ def train(args):
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         demos.save_demos(run.is_finished())
-        buffer.state = state
+        buffer.state = state  # the GRU goes on from here
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
             envs, obs, dones, rng = run.new_envs()
@@ -983,7 +981,7 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -1492,14 +1490,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

@@ -8,16 +8,16 @@
 """Q-learning with a table, and its relatives Sarsa, expected Sarsa and double Q-learning.
 
 The table holds a number Q(s, a) for every state s and action a: the discounted return to expect if
-a is taken in s and only best actions follow. Play: mostly take the best action of the table,
+a is taken in s and only best actions follow. Play epsilon-greedily: mostly the table's best action,
 sometimes a random one. After each step (in state S, action A gave reward R and led to S'), move
-Q(S, A) a little towards its target y:
+Q(S, A) a little towards the TD target y:
 
     Q(S, A) <- Q(S, A) + alpha [y - Q(S, A)]
     y = R + gamma max_a Q(S', a)   (Sutton & Barto, eq. 6.8)
 
 Its relatives replace max_a Q(S', a) by something else, and double Q-learning has two tables. Sarsa
-and expected Sarsa learn the return of what is really played, random actions included. There is no
-neural network: a table and a loop.
+and expected Sarsa are on-policy: they learn the return of what is really played, random actions
+included. There is no neural network: a table and a loop.
 
     python qlearning.py                                      # CliffWalking-v1; see its values.png
     python qlearning.py --algorithm sarsa --epsilon-min 0.1  # learns the path away from the cliff
@@ -69,19 +69,19 @@ class Args:
     epsilon_start: float = 1.0  # probability of a random action (epsilon) at the beginning
     epsilon_min: float = 0.05  # epsilon falls to this and no further
     epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode
-    exploration_fraction: float | None = None  # if set, epsilon falls linearly over this share
+    exploration_fraction: float | None = None  # if set, epsilon falls linearly over this share of the run
     grid_size: int = 20  # Box observations: number of bins in each dimension
     grid_low: tuple[float, ...] | None = None  # lower ends of the grid; None: the space's bounds
     grid_high: tuple[float, ...] | None = None  # upper ends; numbers outside go to the nearest bin
     num_episodes: int | None = None  # episodes to train for, in place of total_timesteps
-    checkpoint_every: int = 0  # steps between checkpoints; each renews the environment. 0: a tenth
+    checkpoint_every: int = 0  # steps between checkpoints; each renews the environment. 0: by run length
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 500_000  # environment steps to train for, to the end of an episode
+    total_timesteps: int = 500_000  # environment steps to train for; the last episode is finished
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -101,8 +101,8 @@ class QTable:
     """Q(s, a): a row for each state, a column for each action. Double Q-learning has two such tables.
 
     They are lists of lists: in NumPy arrays, single numbers are read and written more slowly. All
-    begin at 0: if rewards are negative, actions not yet tried look best. An observation is one number
-    or several, each with its own `edges`. A number's bin is how many of its edges are at or below it.
+    begin at 0, which is optimistic if rewards are negative: untried actions look best. An
+    observation is one number or several, each with `edges`. A number's bin is how many are at or below it.
     So numbers below all edges are in bin 0, and integers 0 … n - 1, whose edges are 1 … n - 1, have a
     bin each.
     """
@@ -136,7 +136,7 @@ class QTable:
         return [a + b for a, b in zip(self.tables[0][state], self.tables[1][state])]
 
     def act(self, obs):
-        """The best actions, of equal ones the first, for observations (B, …), or a tuple of arrays."""
+        """The best actions (ties: the first) for observations (B, …), or a tuple of arrays."""
         first = obs[0] if isinstance(obs, tuple) else obs
         if np.ndim(first) != 1 + len(self.observation_shape):
             raise ValueError("act takes a batch of observations: of one, act(np.array([obs]))[0]")
@@ -225,10 +225,10 @@ def double_q_target(reward, discount, next_values, other_next_values):
 
         y = R + gamma Q_2(S', argmax_a Q_1(S', a))   (Sutton & Barto, eq. 6.10)
 
-    A maximum of noisy values is too high on average. Q_2 has other noise, so its value of the choice
-    of Q_1 is not too high.
+    A maximum of noisy values is too high on average (maximisation bias). Q_2 has other noise, so on
+    average its value of Q_1's choice is not too high.
     """
-    best = next_values.index(max(next_values))  # of equal ones the first
+    best = next_values.index(max(next_values))  # ties: the first
     return reward + discount * other_next_values[best]
 
 
@@ -403,18 +403,18 @@ def make_table_envs(args, num_envs, render=False, video=None):
 def new_env(run):
     """(environment, generator of random numbers), both new, seeded by (seed, step).
 
-    Faster than a vector of one environment is this one itself. random.Random draws single numbers
-    faster than NumPy's generators.
+    A single environment is faster than a vector of one. random.Random draws single numbers faster
+    than NumPy's generators.
     """
     envs, _, _, rng = run.new_envs()
     return envs.envs[0], random.Random(int(rng.integers(2**63)))
 
 
 def set_total(run, done, total):
-    """Let a run of which `done` rounds are done end after `total` of them; None: after its steps.
+    """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
 
-    It counts in steps. So its total becomes what all rounds take if they are as long as those so far;
-    after the last one, that is what has been taken.
+    Run counts steps. So total_timesteps becomes what all rounds take if they are as long as those
+    so far; after the last round it is exact.
     """
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)
@@ -723,14 +723,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

@@ -12,16 +12,17 @@ likely if they were less. What was expected is the baseline: nothing, or a criti
 
     gradient of J = E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11)
 
-REINFORCE waits for the ends of episodes. A2C makes a step after every n steps, and the critic's value
-stands for all that follows (arXiv 1602.01783, section 4).
+R_t is the return from step t on: G_t in the book, whose algorithm has a factor gamma^t.
+REINFORCE waits for the ends of episodes. A2C, which is A3C made synchronous, updates every n
+steps and bootstraps: the critic's value stands for all that follows (arXiv 1602.01783, section 4).
 
     python reinforce.py                            # CartPole-v1, under a minute
     python reinforce.py --baseline none            # the same without a critic
     python reinforce.py --n-step 16                # A2C
     python reinforce.py --evaluate runs/DIR --render
 
-Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C and A2C arXiv 1602.01783. The algorithm ends
-at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C arXiv 1602.01783. The algorithm ends
+at "# ===== helpers"; the code below it builds networks, makes environments and keeps the run folder.
 """
 
 import ast
@@ -58,17 +59,17 @@ class Args:
 
     # algorithm
     baseline: Literal["none", "value"] = "value"  # what is subtracted from returns; value: a critic
-    n_step: int | None = None  # A2C: steps between updates; None: whole episodes, REINFORCE
+    n_step: int | None = None  # A2C: steps per environment and update; None: whole episodes, REINFORCE
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
-    num_envs: int = 16  # environments played side by side
+    num_envs: int = 16  # environments played side by side; REINFORCE: episodes per update
     gamma: float = 0.99  # discount
-    norm_adv: bool = True  # normalise advantages over each update's steps
+    norm_adv: bool = True  # normalise each update's advantages: a baseline even without a critic
     ent_coef: float = 0.0  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the critic's loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers of actor and critic
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -164,7 +165,8 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 class Rollout:
     """Steps of N environments, in the order in which they were played.
 
-    A skipped row is not learnt from: it only resets its environment, or its episode was over before.
+    A row is a step of one environment. Skipped rows are not learnt from: A2C's steps that only
+    reset, REINFORCE's after the first episode.
     """
 
     def __init__(self):
@@ -193,7 +195,7 @@ class Rollout:
         rewards = tensor(self.rewards).float()
         next_values = torch.zeros_like(rewards)
         if agent.args.baseline == "value":
-            next_obs = tensor([*self.obs[1:], last_obs])  # the last of an episode is in the row after it
+            next_obs = tensor([*self.obs[1:], last_obs])  # even at an end: autoreset is a step later
             with torch.no_grad():
                 next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
         ends = tensor(self.terminated), tensor(self.truncated)
@@ -204,7 +206,7 @@ class Rollout:
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_gradient_loss(log_probs, advantages):
-    """Its gradient is the policy gradient, negated; all are (B,).
+    """Its gradient is the policy gradient, negated, per step instead of per episode; all (B,).
 
     L = -E[ log pi(a|s) A ],   A = R - b(s)   (Sutton & Barto, eq. 13.11)
     """
@@ -212,7 +214,7 @@ def policy_gradient_loss(log_probs, advantages):
 
 
 def normalize(advantages):
-    """Zero mean and unit (population) deviation over the batch (B,)."""
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
@@ -265,7 +267,7 @@ def train(args):
             run.count(next_obs, rewards, dones, skipped)
             rollout.add(obs, actions, rewards, terminated, truncated, skipped)
             obs = next_obs
-            if args.n_step is None:  # REINFORCE: an episode in each environment
+            if args.n_step is None:  # REINFORCE: one episode each; the rest is skipped
                 skipped = skipped | dones
                 is_over = skipped.all()
             else:  # A2C: the step after an episode's end only resets its environment
@@ -303,7 +305,7 @@ SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them exe
 write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
-manual_seed = torch.manual_seed  # seeds torch, for dropout
+manual_seed = torch.manual_seed  # torch draws the actions
 
 # Tuned settings per environment; flags win over them.
 TUNED = {
@@ -330,7 +332,7 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -695,14 +697,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

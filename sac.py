@@ -27,7 +27,7 @@ which keeps pi's entropy near its target.
     python sac.py --evaluate runs/DIR --render  # watch the trained agent
 
 Papers: SAC arXiv 1801.01290, with a learnt alpha arXiv 1812.05905. The algorithm ends at
-"# ===== helpers"; the code below it makes environments, keeps the run folder and draws the curve.
+"# ===== helpers"; the code below it builds networks, makes environments and keeps the run folder.
 In shapes, B is the number of rows in a batch, D of action dimensions, N of environments and K of
 critics.
 """
@@ -87,7 +87,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
     normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes. 0: a tenth of the run or 50,000
+    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -287,8 +287,8 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 class ReplayBuffer:
     """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). It is
-    called a reset row here. Its action is ignored, and it is not stored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
+    is called a reset row here. The action in it is ignored:
 
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
@@ -404,7 +404,7 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due after `step` steps, those of all environments together."""
+    """How many critic updates a run must have made after `step` steps of all environments."""
     random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - random_steps // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -611,7 +611,7 @@ class NatureCNN(nn.Module):
 
 
 def is_image(space):
-    """Whether a Box holds images (uint8, channels first or last), large enough for the CNN."""
+    """Whether a Box holds images (uint8, channels first or last), large enough for a CNN."""
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
@@ -1011,14 +1011,14 @@ class Run:
         self.check_finite(observation=obs)
         self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
         self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode has, since now
+        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
         return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
         self.check_finite(observation=obs, reward=rewards)
         self.step += int((~reset_rows).sum())
-        self.returns += rewards
+        self.returns += rewards * ~reset_rows
         self.lengths += ~reset_rows
         if dones.any():
             returns = true_returns(self.envs, self.args, self.returns)

@@ -36,6 +36,13 @@ MEMORY = "ppod.py --rho 0 --phi 0 --num-envs 32 --num-steps 64 --num-minibatches
 MEMORY += "--learning-rate 2e-3 --anneal-lr --gamma 0.98 --ent-coef 0 --hidden-sizes 64 --gru-size 64 "
 MEMORY += "--no-normalize-obs --no-normalize-reward --total-timesteps 300000"
 GRUS = {"with a": "", "without a": "no-"}
+PIXELS = "'minigrid.wrappers.RGBImgPartialObsWrapper(tile_size=8)' minigrid.wrappers.ImgObsWrapper"
+PICTURES = f"ppod.py --wrappers {PIXELS} --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 4 "
+PICTURES += (
+    "--learning-rate 5e-4 --gae-lambda 0.97 --no-norm-adv --ent-coef 0.002 --no-normalize-reward --no-recurrent "
+)
+PICTURES += "--sample-actions --phi 0 --total-timesteps 50000 --eval-every 50000"
+ONE_DEMO = "--rho 0.5 --initial-reward-threshold 0.9 --initial-human-demos-dir demos/MiniGrid-DoorKey-5x5-v0-pictures"
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
@@ -49,6 +56,10 @@ STUDIES = {  # name: (environments, {variant: its command})
     "memory": (
         ["benchmarks.blind:BlindCartPole-v0"],
         {f"{x} GRU": f"{MEMORY} --{y}recurrent" for x, y in GRUS.items()},
+    ),
+    "pictures": (
+        ["MiniGrid-DoorKey-5x5-v0"],
+        {"with one demonstration": f"{PICTURES} {ONE_DEMO}", "without": f"{PICTURES} --rho 0"},
     ),
     "qlearning": (["CliffWalking-v1", "Taxi-v4", "FrozenLake-v1"], QLEARNING),
 }

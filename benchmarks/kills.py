@@ -37,6 +37,19 @@ RUNS = {  # name: script and flags
     "ppo V-trace": f"ppo --env-id Pendulum-v1 {VTRACE} --checkpoint-every 4000 {SHORT} 20000",
     "ppo images": f"ppo --env-id run_worlds:Picture-v0 --num-steps 32 --checkpoint-every 512 {SHORT} 3000",
     "ppo own wrapper": f"ppo --env-id Acrobot-v1 --wrappers run_worlds.Own --checkpoint-every 4000 {SHORT} 20000",
+    "ppo_ddp CartPole": f"ppo_ddp --checkpoint-every 4000 {SHORT} 30000",
+    "ppo_masked Taxi": f"ppo_masked --checkpoint-every 4000 {SHORT} 20000",
+    "ppo_rnd CartPole": f"ppo_rnd --env-id CartPole-v1 --checkpoint-every 2000 {SHORT} 8000",
+    "ppod CartPole": f"ppod --env-id CartPole-v1 --recurrent --checkpoint-every 2000 {SHORT} 8000",
+    "reinforce CartPole": f"reinforce --checkpoint-every 4000 {SHORT} 30000",
+    "dqn CartPole": f"dqn --learning-starts 500 --checkpoint-every 1000 {SHORT} 6000",
+    "rainbow CartPole": f"rainbow --learning-starts 500 --checkpoint-every 500 {SHORT} 3000",
+    "td3 Pendulum": f"ddpg_td3 --learning-starts 500 --checkpoint-every 500 {SHORT} 3000",
+    "sac Pendulum": f"sac --learning-starts 500 --checkpoint-every 500 {SHORT} 2000",
+    "es CartPole": f"es --checkpoint-every 4000 {SHORT} 40000",
+    "qlearning CliffWalking": f"qlearning --checkpoint-every 2000 {SHORT} 10000",
+    "mappo spread": f"mappo --checkpoint-every 4000 {SHORT} 12000",
+    "maddpg spread": f"maddpg_matd3 --learning-starts 500 --checkpoint-every 500 {SHORT} 2000",
 }
 
 
@@ -73,7 +86,7 @@ def chain(script, flags, longest, rng):
 
 def main():
     """Kill, compare, save."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--kills", type=int, default=30)
     args = parser.parse_args()

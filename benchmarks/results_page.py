@@ -34,6 +34,7 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "ours / peer": ("ratios", statistics.median),
     "lowest pair": ("ratios", min),
     "highest pair": ("ratios", max),
+    "times as fast": ("gains", statistics.median),
     "memory, MiB": ("memory", max),
     "largest `q` / bound": ("q", max),
     "lines to read": ("lines", max),
@@ -169,7 +170,7 @@ def unknown(script):
 
 
 def effects():
-    """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, the best change first."""
+    """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, what harms most first."""
     found = {key: statistics.mean(entry["returns"]) for key, entry in read("settings").items()}
     rows = {}
     for key, score in found.items():
@@ -177,16 +178,17 @@ def effects():
         if dashes:
             chance, defaults = found[f"{name} random"], found[f"{name} defaults"]
             rows.setdefault(f"--{change}", {})[name] = (score - chance) / (defaults - chance)
-    return dict(sorted(rows.items(), key=lambda row: -statistics.mean(row[1].values())))
+    return dict(sorted(rows.items(), key=lambda row: min(row[1].values())))
 
 
 def settings(_):
-    """The table of settings.py: what a change does to the gain over random play."""
-    rows = [["change", "mean", "worst", "where"]]
-    for change, shares in effects().items():
-        worst = min(shares, key=shares.get)
-        rows.append([f"`{change}`", number(statistics.mean(shares.values())), number(shares[worst]), worst])
-    return table(*rows)
+    """The table of settings.py: what a change leaves of the gain over random play, in each environment."""
+    rows = effects()
+    names = list(dict.fromkeys(name for shares in rows.values() for name in shares))
+    cells = {
+        change: [number(shares[name]) if name in shares else "–" for name in names] for change, shares in rows.items()
+    }
+    return table(["change", *names], *[[f"`{change}`", *cells[change]] for change in rows])
 
 
 def total(name):

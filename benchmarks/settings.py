@@ -9,7 +9,6 @@ benchmarks/results/settings.json, a seed at a time, skips what is there, and dra
 
 import argparse
 import json
-import statistics
 import sys
 
 from common import ROOT, call, keep, missing, stamp
@@ -26,14 +25,14 @@ CHANGES = [
 
 
 def draw():
-    """A row for each change: a dot for each environment, a bar for their mean."""
+    """A row for each change, a dot for each environment."""
     from matplotlib.figure import Figure
 
     rows = effects()
     order = list(reversed(rows))
     figure = Figure(figsize=(8, 7), layout="constrained")
     axes = figure.subplots()
-    axes.barh(order, [statistics.mean(rows[change].values()) for change in order], color="#bcd3ea", label="mean")
+    axes.hlines(order, 0, 2, color="#dddddd", linewidth=1)
     for name in NAMES:
         here = [change for change in order if name in rows[change]]
         axes.plot([rows[change][name] for change in here], here, "o", markersize=4, label=name)
@@ -51,7 +50,10 @@ def main():
     parser.add_argument("--draw", action="store_true", help="only draw what is measured")
     args = parser.parse_args()
     runs = [
-        (seed, change, name) for seed in args.seeds for change in ["random", "defaults", *CHANGES] for name in NAMES
+        (seed, change, name)
+        for seed in args.seeds
+        for change in ["random", "defaults", *CHANGES]
+        for name in args.names
     ]
     for seed, change, name in [] if args.draw else runs:
         stamped = stamp("ppo.py", ENVIRONMENTS[name][1])

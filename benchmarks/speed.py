@@ -1,11 +1,12 @@
 """Speed of the scripts beside Stable-Baselines3 and sb3-contrib with the same settings.
 
     python benchmarks/speed.py [NAME …] [--repeats 5] [--venv FOLDER]
+    python benchmarks/speed.py async        # ppo.py with --async-envs beside ppo.py without it, in slow environments
 
 NAME: as in PAIRS below; none: all of them. Figures are environment steps per second inside training; set-up, the
 first steps and evaluations are left out. The two sides run in alternation, on one thread, in processes of their own,
 and the ratio is the median over the pairs. Peers are installed into a virtual environment in FOLDER. Writes
-benchmarks/results/speed.json and prints a table. Nothing else should run on the machine meanwhile.
+benchmarks/results/speed.json or async_envs.json, and prints a line for each. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -76,6 +77,8 @@ PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's
     "masked PPO": ("ppo_masked", f"--env-id Taxi-v4 --num-envs 8 {ROLLOUT}", 8_192, 60_000, MASKED),
 }
 
+SLOW = f"--env-id CartPole-v1 --num-envs 8 {ROLLOUT} --wrappers benchmarks.ddp.Slow"  # 2 ms a step
+
 
 def ours(script, flags, warm_up, steps):
     """Steps per second of a script, between the first row after the warm-up and the last."""
@@ -89,13 +92,31 @@ def ours(script, flags, warm_up, steps):
     return taken / (float(rows[-1]["seconds"]) - float(warm["seconds"]))
 
 
+def async_envs(repeats):
+    """How many times as fast ppo.py is if eight environments of 2 ms a step have a process each."""
+    pairs = []
+    for _ in range(repeats):
+        pairs.append([ours("ppo", f"{SLOW} {flag}", 2_048, 10_240) for flag in ("--async-envs", "--no-async-envs")])
+    entry = stamp("ppo.py") | {
+        "gains": [round(fast / slow, 3) for fast, slow in pairs],
+        "async": [round(fast) for fast, _ in pairs],
+        "sync": [round(slow) for _, slow in pairs],
+    }
+    write("async_envs", {"2 ms a step": entry})
+    gains = entry["gains"]
+    print(f"--async-envs: {statistics.median(gains):.2f}  ({min(gains):.2f} to {max(gains):.2f})")
+
+
 def main():
     """Measure, print, save."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--venv", default=str(ROOT / "benchmarks/.peers"), metavar="FOLDER")
     args = parser.parse_args()
+    if args.names == ["async"]:
+        async_envs(args.repeats)
+        return
     for name in args.names or PAIRS:
         script, flags, warm_up, steps, code = PAIRS[name]
         pairs = []

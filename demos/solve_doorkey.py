@@ -1,9 +1,9 @@
 """Make the demonstration of MiniGrid-DoorKey-16x16-v0 in demos/: a scripted solver that sees the whole map plays once.
 
-    python demos/solve_doorkey.py [--env-id MiniGrid-DoorKey-16x16-v0] [--seed 1] [--folder demos/ENV_ID]
+    python demos/solve_doorkey.py [--env-id MiniGrid-DoorKey-16x16-v0] [--seed 1] [--folder demos/ENV_ID] [--wrappers …]
 
 The solver walks shortest ways: to the key, to the door, to the goal. What is saved is what an agent would have seen,
-the partial view, and the actions.
+the partial view, and the actions. Other flags are ppod.py's own.
 """
 
 import argparse
@@ -61,10 +61,10 @@ def main():
     parser.add_argument("--env-id", default="MiniGrid-DoorKey-16x16-v0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder")
-    given = parser.parse_args()
+    given, flags = parser.parse_known_args()
     folder = given.folder or str(HERE / given.env_id)
     ppod = record.load_script(record.SCRIPT)
-    args = ppod.tuned(env_id=given.env_id, seed=given.seed, target_agent_demos_dir=folder)
+    args = ppod.tuned(*flags, env_id=given.env_id, seed=given.seed, target_agent_demos_dir=folder)
     recorder = record.Recorder(ppod, args)
     recorder.reset()
     for action in solve(recorder.envs.unwrapped.envs[0].unwrapped):

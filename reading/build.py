@@ -1,9 +1,11 @@
-"""Write the reading edition: a page for each script, cut from the script, its tests, its page in docs/ and exercises/.
+"""Write the reading edition: a page for each script, cut from it, its tests, docs/ and exercises/.
 
-    python reading/build.py        # site/index.html and the other pages, in half a minute
+    python reading/build.py           # site/index.html and the other pages, in half a minute
+    python reading/build.py --help
 
-Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring, its worked
-example is the docstring of a test, and the mistakes are those that this test must catch. page.html has their form.
+Nothing is written for these pages, so nothing in them can drift: what a function is about is its docstring,
+its worked example is the docstring of a test, the mistakes are those that this test must catch. page.html
+has their form.
 """
 
 import ast
@@ -13,18 +15,21 @@ import re
 import shutil
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 
 import jinja2
+import numpy as np
+import tyro
 from markdown_it import MarkdownIt
 
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 sys.path[:0] = [str(HERE), str(REPO / "exercises")]
+import notation  # noqa: E402
 from mechanism import EXERCISES, HUNTS, load_tables  # noqa: E402
-from notation import LINKS, code_word, docstring, highlight, indented, inline, tag  # noqa: E402
+from notation import LINKS, highlight, inline, tag  # noqa: E402
 from wrong import by_hand, run_lessons  # noqa: E402
 
 RULER = re.compile(r"\s*# -{20,} (.*)")
@@ -44,29 +49,21 @@ def slug(title):
 
 
 def doc_of(node):
-    """A docstring without its margin. (ast's own way takes away the margin of a single equation as well.)"""
-    return re.sub(rf"(?m)^ {{{node.body[0].col_offset}}}", "", ast.get_docstring(node, clean=False)).rstrip()
+    """A docstring without its margin; cleandoc would take that of a single equation as well."""
+    margin = " " * node.body[0].col_offset
+    return re.sub(f"(?m)^{margin}", "", ast.get_docstring(node, clean=False)).rstrip()
 
 
-# ------------------------------------------------------------------------------------------------------------- sources
-@dataclass
-class Unit:
-    """A function, a method with a docstring, or any other statement of a script, up to the next Unit."""
+# ------------------------------------------------------------------------------------------ sources
+def unit_of(name, first, last, source="", **given):
+    """A function, a method with a docstring, or another statement of a script, up to the next one.
 
-    name: str  # compute_gae, RolloutBuffer.minibatches: its address in the page
-    first: int  # line, counted from 1
-    last: int
-    source: str = ""
-    doc: str = ""  # its docstring, and the comment above it
-    hidden: range = range(0)  # lines of the docstring
-    section: str = ""  # title of the section that begins here
-    intro: str = ""  # the comment below this title
-    lessons: list = field(default_factory=list)  # (test, other units that it exercises)
-    mistakes: list = field(
-        default_factory=list
-    )  # (the text in `catches`, where, what is wrong, old text, new text, line)
-    is_wide: bool = False  # the docstring holds a drawing or a wide table, and stands above the code
-    notes: list = field(default_factory=list)  # the "details that matter" of docs/
+    Given are its docstring, and the title and comment of the section that begins with it. Added later:
+    lessons: (test, other units that it exercises); notes: the "details that matter" of docs/;
+    mistakes: (text in `catches`, where, what, old text, new text, line).
+    """
+    given |= {"lessons": [], "mistakes": [], "notes": []}
+    return SimpleNamespace(name=name, first=first, last=last, source=source, **given)
 
 
 class Script:
@@ -75,18 +72,21 @@ class Script:
     def __init__(self, name):
         self.name, self.text, self.tests = name, read(f"{name}.py"), read(f"tests/test_{name}.py")
         self.lines, tree = self.text.split("\n"), ast.parse(self.text)
-        self.story = next(i for i, line in enumerate(self.lines) if line.startswith("# ====="))  # its last line
-        self.title, _, doc = ast.get_docstring(tree).partition("\n\n")
-        self.doc = re.sub(r"\s*The\s+story\s+ends\s+at.*", "", doc, flags=re.S)
+        self.story = self.text[: self.text.index("\n# =====")].count("\n") + 1  # its last line
+        self.title, _, self.doc = ast.get_docstring(tree).partition("\n\n")
         self.units = list(self.cut(tree.body[1:]))
-        self.rest = Unit("helpers", self.story + 1, len(self.lines) - 1)
+        self.rest = unit_of("helpers", self.story + 1, len(self.lines) - 1)
         self.find = {unit.name: unit for unit in [self.rest, *self.units]}
         for test in ast.parse(self.tests).body:
             if getattr(test, "name", "").startswith("test_"):
                 self.attach(test)
         self.page = read(f"docs/{name}.md")
-        self.docs = {title: text for title, text in re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page)}
-        self.details = next((title for title in self.docs if title.startswith("Details that matter")), "")
+        said = self.page + "\n".join(self.lines[: self.story])
+        words = re.findall(r"(?ms)^\* \*\*(.*?)\*\*: (.*?)\n(?=\*|\Z)", read("docs/words.md"))
+        occurs = lambda word: re.search(rf"\b{word}(s|ped|ping)?\b", said, re.I)
+        self.words = [(word, text) for word, text in words if occurs(word)]
+        self.docs = dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", self.page))
+        self.details = next((title for title in self.docs if title.startswith("Details that")), "")
         for item in re.split(r"(?m)^\d+\. ", self.docs.pop(self.details, ""))[1:]:
             named = (self.find[x] for x in re.findall(r"`([\w.]+)`", item) if x in self.find)
             next(named, self.rest).notes.append(re.sub(r"\n {2,4}", "\n", item))
@@ -97,28 +97,38 @@ class Script:
         """Yield the Units of the story."""
         found = {}  # name: (node, first line, comments above it)
         for node in (x for x in nodes if x.lineno <= self.story):
-            methods = [x for x in getattr(node, "body", []) if isinstance(node, ast.ClassDef) and hasattr(x, "name")]
-            for part in [node, *(x for x in methods if ast.get_docstring(x))]:
-                name = part.targets[0].id if isinstance(part, ast.Assign) else getattr(part, "name", "imports")
-                name = name if part is node else f"{node.name}.{name}"
+            parts = node.body if isinstance(node, ast.ClassDef) else []
+            methods = [x for x in parts if hasattr(x, "name") and ast.get_docstring(x)]
+            for part in [node, *methods]:
+                name = ast.unparse(part.targets[0]) if isinstance(part, ast.Assign) else "imports"
+                name = getattr(part, "name", name) if part is node else f"{node.name}.{part.name}"
                 first = min(x.lineno for x in [part, *getattr(part, "decorator_list", [])])
                 above = [*takewhile(re.compile(r"\s*(#|$)").match, self.lines[first - 2 :: -1])][::-1]
-                found.setdefault(name + "-2" * (name in found and name != "imports"), (part, first, above))
+                again = "-2" * (name in found and name != "imports")
+                found.setdefault(name + again, (part, first, above))
         ends = [first - len(above) - 1 for _, first, above in found.values()][1:] + [self.story]
         for (name, (node, first, above)), last in zip(found.items(), ends):
-            unit = Unit(name, first, last, "\n".join(self.lines[first - 1 : last]).rstrip())
-            unit.last = first + unit.source.count("\n")
-            unit.section = "".join(match[1] for match in map(RULER.match, above) if match)
-            comment = "\n".join(re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)).strip()
-            unit.intro, unit.doc = (comment, "") if unit.section else ("", comment)
+            source = "\n".join(self.lines[first - 1 : last]).rstrip()
+            section = "".join(match[1] for match in map(RULER.match, above) if match)
+            comment = [re.sub(r"^\s*# ?", "", line) for line in above if not RULER.match(line)]
+            doc, hidden = "\n".join(comment).strip(), range(0)
+            intro, doc = (doc, "") if section else ("", doc)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
-                unit.doc += "\n\n" + doc_of(node)
-                unit.hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)
-            unit.is_wide = bool(re.search(r"[─│]|^ {4}(?!.*[=←]).{62}", unit.doc, re.M))
-            yield unit
+                doc += "\n\n" + doc_of(node)
+                hidden = range(node.body[0].lineno, node.body[0].end_lineno + 1)  # lines
+            texts = {"section": section, "intro": intro, "doc": doc, "hidden": hidden}
+            yield unit_of(name, first, first + source.count("\n"), source, **texts)
+
+    def numbers(self, name):
+        """({argument or result: its numbers}, {other arguments}) of a function's first call in a lesson."""
+        returned = re.findall(r"(?m)^    return (.*)", self.find[name].source)[-1].split(", ")
+        _, given, result = self.calls[name][0]
+        given = given | dict(zip(returned, result))
+        columns = {key: np.ravel(x) for key, x in given.items() if isinstance(x, list)}
+        return columns, {key: x for key, x in given.items() if key not in columns}
 
     def attach(self, test):
-        """Give a test's mistakes to the functions where they are, and a lesson to the one with most of them."""
+        """Give a test's mistakes to the functions where they are, a lesson to the one with most of them."""
         calls = [call for call in test.decorator_list if "catches(" in ast.unparse(call)]
         places = Counter()
         for text in (ast.literal_eval(x) for call in calls for x in call.args):
@@ -127,7 +137,8 @@ class Script:
             places[unit.name] += 1
             begin = unit.source.find(old) + len(old) - len(old.lstrip())
             line = unit.first + unit.source[: max(begin, 0)].count("\n")
-            unit.mistakes += [] if NO_HUMAN.search(new) else [(text, where, what, old.strip(), new.strip(), line)]
+            if not NO_HUMAN.search(new):
+                unit.mistakes.append((text, where, what, old.strip(), new.strip(), line))
         if by_hand(self.tests.split("\n"), test.lineno):
             used = {x.attr for x in ast.walk(test) if isinstance(x, ast.Attribute)}
             places.update({name: 0.1 for name in self.find if name.rpartition(".")[2] in used})
@@ -135,7 +146,7 @@ class Script:
             self.find[best].lessons.append((test, [x for x in others if places[x] >= 1 and x != "helpers"]))
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 class Site:
     """The folder of the pages, and what page.html calls."""
 
@@ -143,18 +154,17 @@ class Site:
         self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
         (self.folder / "img").mkdir(parents=True, exist_ok=True)
         form = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        form.globals.update(
-            site=self, inline=inline, docstring=docstring, slug=slug, doc_of=doc_of, highlight=highlight
-        )
+        form.tests["wide"] = re.compile(r"[─│]|(?m:^) {4}(?!.*[=←]).{62}").search  # a drawing or a wide table
+        form.globals |= {"site": self, "slug": slug, "doc_of": doc_of, **vars(notation)}
         self.template = form.from_string(read("reading/page.html"))
 
     def target(self, href, base):
-        """A link in a file of the repository's folder `base`, as seen from the site; pictures are copied."""
+        """A link in a file of the folder `base`, as seen from the site; pictures are copied."""
         path, sign, part = html.unescape(href).partition("#")
         full = Path(REPO, base, path).resolve()
         if re.match("https?:", href) or not path:
             return href
-        if full.suffix in (".png", ".gif"):
+        if full.suffix in (".png", ".gif", ".svg"):
             if full.exists():
                 shutil.copy(full, self.folder / "img")
             return f"img/{full.name}"
@@ -167,14 +177,16 @@ class Site:
         """Markdown as HTML; formulas, variables and code look as in docstrings."""
         page = MarkdownIt("commonmark", {"html": True}).enable("table")
         rules = {
-            "text": lambda token: inline(token.content),
-            "code_inline": lambda token: code_word(token.content),
-            "code_block": lambda token: indented(token.content.rstrip().split("\n")),
-            "fence": lambda token: tag("pre", "\n".join(highlight(token.content, token.info or "text")), tabindex="0"),
+            "text": lambda text, _: inline(text),
+            "code_inline": lambda text, _: notation.code_word(text),
+            "code_block": lambda text, _: notation.indented(text.rstrip().split("\n")),
+            "fence": lambda text, kind: tag("pre", "\n".join(highlight(text, kind or "text")), tabindex="0"),
         }
         for name, rule in rules.items():
-            page.add_render_rule(name, lambda self, tokens, i, *_, rule=rule: rule(tokens[i]))
-        out = re.sub(r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.target(m[2], base)}"', page.render(text))
+            by_token = lambda self, tokens, i, *_, rule=rule: rule(tokens[i].content, tokens[i].info)
+            page.add_render_rule(name, by_token)
+        link = lambda match: f'{match[1]}="{self.target(match[2], base)}"'
+        out = re.sub(r'(href|src)="([^"]*)"', link, page.render(text))
         out = re.sub(r"(<a [^>]*>(?:(?!</a>).)*?)<a [^>]*>(.*?)</a>", r"\1\2", out)  # an arXiv number in a link
         out = re.sub(r"<h([23])>(.*?)</h.>", lambda m: tag(f"h{m[1]}", m[2], id=slug(m[2])), out)
         return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)
@@ -189,11 +201,16 @@ class Site:
         Path(self.folder, f"{name}.html").write_text(self.template.render(name=name, **given), encoding="utf-8")
 
 
-def build(folder=REPO / "site", names=None):
-    """Write all pages and return the Site; `names`: scripts whose lessons run with all mistakes, by default all."""
+def build(folder: Path = REPO / "site", names: tuple[str, ...] | None = None):
+    """Write the reading edition: a page for each script, and those of docs/.
+
+    Args:
+        folder: where to write
+        names: scripts whose lessons run with all their mistakes, to show what these give; None: all scripts
+    """
     load_tables()
     stems = [path.stem for path in REPO.glob("*.py") if "\n# ===== helpers" in read(path)]
-    site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.name)))
+    site = Site(folder, sorted(map(Script, stems), key=lambda script: (script.week, script.story)))
     for script in site.scripts.values():
         mistakes = names is None or script.name in names
         script.wrong, script.calls = run_lessons(script.name, mistakes) if script.tests else ({}, {})
@@ -209,11 +226,10 @@ def build(folder=REPO / "site", names=None):
         site.write(name, text=read(f"docs/{name}.md"))
     blocks = [x for x in read("README.md").split("\n\n") if not re.search("reading/build|reading.png", x)]
     site.write("index", readme="\n\n".join(blocks), pages=pages)
-    for name in ("style.css", "page.js", "figures.js"):
+    for name in ("style.css", "figures.js"):
         shutil.copy(HERE / name, site.folder)
     return site
 
 
 if __name__ == "__main__":
-    build()
-    print(REPO / "site" / "index.html")
+    print(tyro.cli(build).folder / "index.html")

@@ -1,61 +1,63 @@
-// Figures to play with. Each starts with the numbers of a lesson: the page hands over the lesson's calls of a function,
-// [[name, {argument: value}, result], …]. What is in `compute` bears the scripts' names, and must give what the scripts
-// gave in these calls; tests/test_reading.py sees to it.
+// Figures to play with. Each starts with the numbers of a lesson: the page hands over the lesson's calls
+// of a function, [[name, {argument: value}, result], …]. What is in `compute` bears the scripts' names, and
+// must give what the scripts gave in these calls; tests/test_reading.py sees to it.
 const sum = (xs) => xs.reduce((a, b) => a + b, 0);
 const best = (xs) => xs.indexOf(Math.max(...xs));
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
-const each = (x, i) => (Array.isArray(x) ? x[i] : x);
-const flat = (given) => Object.fromEntries(Object.entries(given).map(([key, x]) => [key, x?.flat ? x.flat(9) : x]));
+const range = (n) => [...Array(n).keys()];
 const short = (x) => String(+(+x).toFixed(3)).replace("-", "−");
+const term = (x) => (x < 0 ? `(${short(x)})` : short(x)); // as a part of a sum
 const list = (xs) => xs.map(short).join(", ");
+const flat = (given) => // columns (T, 1) as rows
+  Object.fromEntries(Object.entries(given).map(([name, x]) => [name, x?.flat ? x.flat(9) : x]));
 
 const compute = {
-  compute_gae({ rewards, values, next_values, terminated, truncated, gamma, gae_lambda }) {
-    const advantages = [];
-    for (let t = rewards.length - 1, after = 0; t >= 0; t--) {
-      const delta = rewards[t] + gamma * next_values[t] * !terminated[t] - values[t];
-      after = advantages[t] = delta + gamma * gae_lambda * !(terminated[t] || truncated[t]) * after;
-    }
-    return [advantages, advantages.map((A, t) => A + values[t])];
-  },
   compute_vtrace({ rewards, values, next_values, terminated, truncated, rho, c, gamma }) {
     const advantages = [], targets = [];
-    for (let t = rewards.length - 1, correction = 0; t >= 0; t--) { // v − V of the next step, 0 after an end
-      const after = correction * !(terminated[t] || truncated[t]);
+    let correction = 0; // v − V of the next step, 0 after an end
+    for (const t of range(rewards.length).reverse()) {
       const delta = rewards[t] + gamma * next_values[t] * !terminated[t] - values[t];
-      advantages[t] = delta + gamma * after;
-      correction = rho[t] * delta + gamma * c[t] * after;
+      if (terminated[t] || truncated[t]) correction = 0;
+      advantages[t] = delta + gamma * correction;
+      correction = rho[t] * delta + gamma * c[t] * correction;
       targets[t] = values[t] + correction;
     }
     return [advantages, targets];
   },
+  compute_gae({ gae_lambda, ...step }) { // as V-trace's v − V, with rho = 1 and c = lambda
+    const [rho, c] = [1, gae_lambda].map((x) => step.rewards.map(() => x));
+    const [, returns] = compute.compute_vtrace({ ...step, rho, c });
+    return [returns.map((R, t) => R - step.values[t]), returns];
+  },
   policy_loss({ log_ratios, advantages, clip_coef }) {
     const objective = (r, A) => Math.min(r * A, clamp(r, 1 - clip_coef, 1 + clip_coef) * A);
-    return -sum(log_ratios.map((x, i) => objective(Math.exp(x), advantages[i]))) / log_ratios.length;
+    const objectives = log_ratios.map((x, i) => objective(Math.exp(x), advantages[i]));
+    return -sum(objectives) / objectives.length;
   },
   td_targets: ({ rewards, terminated, gamma, target_q, online_q }) => rewards.map((r, i) =>
-    r + each(gamma, i) * !terminated[i] * target_q[i][best((online_q ?? target_q)[i])]),
+    r + (gamma[i] ?? gamma) * !terminated[i] * target_q[i][best((online_q ?? target_q)[i])]),
   project({ rewards, terminated, discounts, probs, support: z }) {
-    const share = (y, i) => Math.max(0, 1 - Math.abs(clamp(y, z[0], z.at(-1)) - z[i]) / (z[1] - z[0]));
-    const y = (b, j) => rewards[b] + each(discounts, b) * !terminated[b] * z[j];
+    const y = (b, j) => rewards[b] + (discounts[b] ?? discounts) * !terminated[b] * z[j];
+    const distance = (x, i) => Math.abs(clamp(x, z[0], z.at(-1)) - z[i]) / (z[1] - z[0]);
+    const share = (x, i) => Math.max(0, 1 - distance(x, i));
     return probs.map((p, b) => z.map((_, i) => sum(p.map((pj, j) => pj * share(y(b, j), i)))));
   },
   NStepBuffer: class {
     constructor({ num_envs, n_step, gamma }) {
-      Object.assign(this, { n_step, gamma, stored: [], open: Array.from({ length: num_envs }, () => []) });
+      Object.assign(this, { n_step, gamma, stored: [], open: range(num_envs).map(() => []) });
     }
     add({ obs, actions, rewards, next_obs, terminated, truncated, reset_rows }) {
       this.open.forEach((steps, env) => {
+        const isOver = terminated[env] || truncated[env];
         if (!reset_rows[env]) steps.push([obs[env], actions[env], rewards[env]]);
-        while (steps.length === this.n_step || (steps.length && (terminated[env] || truncated[env]))) {
-          const [[first, action]] = steps, R = sum(steps.map(([, , r], k) => this.gamma ** k * r));
-          const window = [first, action, R, next_obs[env], terminated[env], this.gamma ** steps.length];
-          this.stored.push([...window, env, steps.length]);
-          steps.shift();
+        while (steps.length === this.n_step || (steps.length && isOver)) {
+          const R = sum(steps.map(([, , r], k) => this.gamma ** k * r)), n = steps.length;
+          const [first, action] = steps.shift(), after = [next_obs[env], terminated[env]];
+          this.stored.push([first, action, R, ...after, this.gamma ** n, env, n]);
         }
       });
     }
-    get({ slots }) { return [0, 1, 2, 3, 4, 5].map((field) => slots.map((slot) => this.stored[slot][field])); }
+    get({ slots }) { return range(6).map((field) => slots.map((slot) => this.stored[slot][field])); }
   },
   SumTree: class {
     constructor({ capacity, alpha }) { Object.assign(this, { alpha, p: Array(capacity).fill(0) }); }
@@ -63,19 +65,17 @@ const compute = {
       slots.forEach((slot, i) => { this.p[slot] = (Math.abs(errors[i]) + 1e-6) ** this.alpha; });
     }
     sample({ batch_size, beta }) { // one slot from the middle of each equal part of the sum
-      const slots = Array.from({ length: batch_size }, (_, i) => {
-        let x = ((i + 0.5) / batch_size) * sum(this.p), slot = 0;
-        while (x >= this.p[slot]) x -= this.p[slot++];
-        return slot;
-      });
+      const upTo = (slot) => sum(this.p.slice(0, slot + 1)), part = sum(this.p) / batch_size;
+      const find = (x) => this.p.findIndex((_, slot) => upTo(slot) > x);
+      const slots = range(batch_size).map((i) => find((i + 0.5) * part));
       const weights = slots.map((slot) => this.p[slot] ** -beta);
       return [slots, weights.map((w) => w / Math.max(...weights))];
     }
   },
-  q_learning_target: ({ reward, discount, next_values }) => reward + discount * Math.max(...next_values),
-  sarsa_target: ({ reward, discount, next_values, next_action }) => reward + discount * next_values[next_action],
-  expected_sarsa_target: ({ reward, discount, next_values, epsilon }) =>
-    reward + discount * (epsilon * sum(next_values) / next_values.length + (1 - epsilon) * Math.max(...next_values)),
+  q_learning_target: ({ reward, discount, next_values: q }) => reward + discount * Math.max(...q),
+  sarsa_target: ({ reward, discount, next_values: q, next_action }) => reward + discount * q[next_action],
+  expected_sarsa_target: ({ reward, discount, next_values: q, epsilon }) =>
+    reward + discount * (epsilon * sum(q) / q.length + (1 - epsilon) * Math.max(...q)),
   double_q_target: ({ reward, discount, next_values, other_next_values }) =>
     reward + discount * other_next_values[best(next_values)],
   make_candidates: ({ theta, noise, sigma }) =>
@@ -86,75 +86,68 @@ const compute = {
     sum(noise.map((eps, k) => (F[2 * k] - F[2 * k + 1]) * eps[i])) / F.length / sigma),
   squashed_gaussian({ mean, log_std, noise }) {
     const u = mean.map((row, b) => row.map((m, i) => m + Math.exp(log_std[b][i]) * noise[b][i]));
-    const slope = (x) => 2 * (Math.log(2) - x - Math.log1p(Math.exp(-2 * x))); // its logarithm
-    const log = (b, x, i) => -(noise[b][i] ** 2) / 2 - log_std[b][i] - Math.log(2 * Math.PI) / 2 - slope(x);
-    return [u.map((row) => row.map(Math.tanh)), u.map((row, b) => sum(row.map((x, i) => log(b, x, i))))];
+    const log_gaussian = (b, i) => -(noise[b][i] ** 2 + Math.log(2 * Math.PI)) / 2 - log_std[b][i];
+    const log_slope = (x) => 2 * (Math.log(2) - x - Math.log1p(Math.exp(-2 * x))); // of tanh
+    const log_density = (row, b) => sum(row.map((x, i) => log_gaussian(b, i) - log_slope(x)));
+    return [u.map((row) => row.map(Math.tanh)), u.map(log_density)];
   },
 };
 
-// ------------------------------------------------------------------------------------------------------------ drawing
-function svg(name, given, text = "") {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const key in given) element.setAttribute(key, given[key]);
-  element.textContent = text;
-  return element;
-}
-const path = (css, points) => svg("path", { class: css, d: `M${points.join("L")}` });
-const dot = ([cx, cy]) => svg("circle", { cx, cy, r: 5, class: "dot" });
+// ----------------------------------------------------------------------------------------- drawing
+const text = (x, y, words, css = "") => `<text x="${x}" y="${y}" class="${css}">${words}</text>`;
+const rect = (x, y, w, h, css) => `<rect x="${x}" y="${y}" width="${w}" height="${h}" class="${css}"/>`;
+const path = (points, css = "") => `<path d="M${points.join("L")}" class="${css}"/>`;
+const dot = ([x, y]) => `<circle cx="${x}" cy="${y}" r="5" class="dot"/>`;
 
 // Bars for each of some steps: {name: values}; the chosen step stands out.
-function bars(series, labels, chosen = -1) {
-  const values = Object.values(series), top = Math.max(0.1, ...values.flat()), low = Math.min(0, ...values.flat());
-  const scale = 150 / (top - low), zero = 24 + top * scale, width = 680 / labels.length;
-  const size = Math.min(40, (width - 12) / values.length), out = [path("axis", [[0, zero], [700, zero]])];
-  labels.forEach((label, i) => {
-    const css = i === chosen ? "on" : "";
-    Object.entries(series).forEach(([name, xs], k) => {
-      const x = 10 + (i + 0.5) * width + (k - values.length / 2) * size, y = zero - Math.max(xs[i], 0) * scale;
-      const height = Math.abs(xs[i]) * scale, label = { x: x + size / 2 - 1, y: xs[i] < 0 ? y + height + 13 : y - 4 };
-      out.push(svg("rect", { x, y, width: size - 3, height, class: `s${k} ${css}` }));
-      out.push(svg("text", { ...label, class: css }, size > 24 ? `${name} ${short(xs[i])}` : short(xs[i])));
-    });
-    out.push(svg("text", { x: 10 + (i + 0.5) * width, y: 212, class: css }, label));
-  });
-  return out;
+function bars(series, labels, chosen) {
+  const all = Object.values(series).flat(), low = Math.min(0, ...all), high = Math.max(0.1, ...all);
+  const at = (value) => 24 + 150 * (high - value) / (high - low), width = 700 / labels.length;
+  const size = Math.min(40, (width - 12) * labels.length / all.length);
+  const bar = ([name, xs], k, i) => {
+    const x = (i + 0.5) * width + (k - all.length / labels.length / 2) * size;
+    const y = at(Math.max(xs[i], 0)), height = at(Math.min(xs[i], 0)) - y, css = i === chosen ? "on" : "";
+    const words = size > 24 ? `${name} ${short(xs[i])}` : short(xs[i]);
+    return rect(x, y, size - 3, height, `s${k} ${css}`) +
+      text(x + size / 2, xs[i] < 0 ? y + height + 13 : y - 4, words, css);
+  };
+  const column = (label, i) => Object.entries(series).map((entry, k) => bar(entry, k, i)).join("") +
+    text((i + 0.5) * width, 212, label);
+  return path([[0, at(0)], [700, at(0)]]) + labels.map(column).join("");
 }
 
-// Lines through points, {class: [[x, y], …]}, in a picture of what lies between low and high; and a dot.
+// Lines through points, {class: [[x, y], …]}, between two corners of the picture; and a dot.
 function lines(series, [x0, y0], [x1, y1], point) {
-  const at = ([x, y]) => [30 + 640 * (x - x0) / (x1 - x0), 200 - 185 * (clamp(y, y0, y1) - y0) / (y1 - y0)];
-  const ends = [x0, x1].map((x) => svg("text", { x: at([x, 0])[0], y: 215 }, short(x)));
-  const axes = [[[x0, 0], [x1, 0]], [[0, y0], [0, y1]]].map((ends) => path("axis", ends.map(at)));
-  const curves = Object.entries(series).map(([css, points]) => path(css, points.map(at)));
-  return [...axes, ...ends, ...curves, dot(at(point))];
+  const height = (y) => 185 * (clamp(y, y0, y1) - y0) / (y1 - y0);
+  const at = ([x, y]) => [30 + 640 * (x - x0) / (x1 - x0), 200 - height(y)];
+  const all = { "": [[x0, 0], [x1, 0]], axis: [[0, y0], [0, y1]], ...series };
+  return Object.entries(all).map(([css, points]) => path(points.map(at), css)).join("") +
+    text(30, 215, short(x0)) + text(670, 215, short(x1)) + dot(at(point));
 }
 
-// Sliders {label: [least, most, first, step, names of the values]} and buttons {label: what it does} above a picture;
-// draw(...values) returns [elements of the picture, a sentence below it].
+// Sliders {label: [least, most, first, step, names of the values]} and buttons {label: what it does} above
+// a picture; draw(...values) returns [the picture, a sentence below it].
 function figure(place, title, sliders, draw, buttons = {}) {
-  place.innerHTML = `<h4>Try it: ${title}</h4><svg viewBox="0 0 700 220" role="img"></svg><p aria-live="polite"></p>`;
-  const [, picture, sentence] = place.children, values = () => inputs.map(({ input }) => +input.value);
-  const inputs = Object.entries(sliders).map(([label, [min, max, value, step = 0.05, names = []]]) => {
-    const row = document.createElement("label"), range = `min="${min}" max="${max}" step="${step}" value="${value}"`;
-    row.innerHTML = `${label} <input type="range" ${range}><output></output>`;
-    place.insertBefore(row, picture);
-    const [input, output] = row.children;
-    input.oninput = update;
-    return { input, show: () => { output.textContent = names[input.value] ?? short(input.value); } };
-  });
-  for (const [label, action] of Object.entries(buttons)) {
-    const button = Object.assign(document.createElement("button"), { textContent: label });
-    button.onclick = () => { action(...values()); update(); };
-    place.insertBefore(button, picture);
-  }
-  function update() {
-    inputs.forEach(({ show }) => show());
-    const [elements, text] = draw(...values());
-    picture.replaceChildren(...elements);
-    sentence.innerHTML = text;
+  const slider = ([label, [min, max, value, step = 0.05]]) => `<label>${label} <input type="range"
+    min="${min}" max="${max}" step="${step}" value="${value}"><output></output></label>`;
+  place.innerHTML = `<h4>Try it: ${title}</h4>${Object.entries(sliders).map(slider).join("")}
+    ${Object.keys(buttons).map((label) => `<button>${label}</button>`).join("")}
+    <svg viewBox="0 0 700 220" role="img"></svg><p aria-live="polite"></p>`;
+  const inputs = [...place.querySelectorAll("input")];
+  const values = () => inputs.map((input) => +input.value);
+  const [picture, sentence] = ["svg", "p"].map((name) => place.querySelector(name));
+  place.oninput = () => {
+    Object.values(sliders).forEach(([, , , , names], i) => {
+      inputs[i].nextSibling.textContent = names?.[inputs[i].value] ?? short(inputs[i].value);
+    });
+    [picture.innerHTML, sentence.innerHTML] = draw(...values());
     picture.setAttribute("aria-label", sentence.textContent);
-  }
-  update();
+  };
+  place.onclick = ({ target }) => {
+    buttons[target.textContent]?.(...values());
+    place.oninput();
+  };
+  place.oninput();
 }
 const end = (terminated, truncated) => (terminated ? ", terminated" : truncated ? ", truncated" : "");
 
@@ -164,84 +157,90 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     const labels = rewards.map((_, t) => `t = ${t}${end(terminated[t], truncated[t])}`);
     const sliders = { γ: [0, 1, gamma], λ: [0, 1, gae_lambda], t: [0, rewards.length - 1, 4, 1] };
     figure(place, "how far an advantage looks ahead", sliders, (γ, λ, t) => {
-      const [δ, A] = [0, λ].map((x) => compute.compute_gae({ ...given, gamma: γ, gae_lambda: x })[0]), terms = [];
+      const gae = (x) => compute.compute_gae({ ...given, gamma: γ, gae_lambda: x })[0];
+      const δ = gae(0), A = gae(λ), terms = [];
       for (let k = t, weight = 1; k < rewards.length && weight; k++) {
-        terms.push((k > t ? `${short(weight)} · ` : "") + (δ[k] < 0 ? `(${short(δ[k])})` : short(δ[k])));
+        terms.push((k > t ? `${short(weight)} · ` : "") + term(δ[k]));
         weight *= γ * λ * !(terminated[k] || truncated[k]);
       }
-      return [bars({ δ, A }, labels, t), `A<sub>${t}</sub> = ${terms.join(" + ")} = <b>${short(A[t])}</b>. The weights
-        are the powers of γλ, up to the first end.`];
+      return [bars({ δ, A }, labels, t), `A<sub>${t}</sub> = ${terms.join(" + ")} =
+        <b>${short(A[t])}</b>. The weights are the powers of γλ, up to the first end.`];
     });
   },
   compute_vtrace(place, [[, lesson]]) {
-    const given = flat(lesson), [topRho, topC] = [Math.max(...given.rho), Math.max(...given.c)];
+    const given = flat(lesson), [topRho, topC] = [given.rho, given.c].map((xs) => Math.max(...xs));
     const sliders = { "ρ at most": [0, topRho, topRho], "c at most": [0, topC, topC] };
     figure(place, "what the limits of V-trace do", sliders, (maxRho, maxC) => {
-      const [rho, c] = [given.rho.map((x) => Math.min(x, maxRho)), given.c.map((x) => Math.min(x, maxC))];
-      const [A, v] = compute.compute_vtrace({ ...given, rho, c }), V = given.values;
+      const rho = given.rho.map((x) => Math.min(x, maxRho));
+      const c = given.c.map((x) => Math.min(x, maxC));
+      const [A, v] = compute.compute_vtrace({ ...given, rho, c });
       const labels = rho.map((x, t) => `ρ = ${short(x)}, c = ${short(c[t])}${end(given.terminated[t])}`);
-      return [bars({ V, v, A }, labels), `v = ${list(v)}; A = ${list(A)}. The limit of ρ decides which policy is
-        evaluated; the limit of c only how far a correction reaches back.`];
+      return [bars({ V: given.values, v, A }, labels), `v = ${list(v)}; A = ${list(A)}. The limit of ρ
+        decides which policy is evaluated; the limit of c only how far a correction reaches back.`];
     });
   },
   policy_loss(place, [[, { log_ratios, advantages, clip_coef }]]) {
     const i = log_ratios.findIndex((x, k) => Math.exp(x) > 1 + clip_coef && advantages[k] > 0);
-    const r = Math.exp(log_ratios[i]), A = advantages[i];
-    const sliders = { "ratio r": [0.2, 2, r], A: [-2, 2, A], ε: [0.05, 0.5, clip_coef] };
+    const first = Math.exp(log_ratios[i]), ε = [0.05, 0.5, clip_coef];
+    const sliders = { "ratio r": [0.2, 2, first], A: [-2, 2, advantages[i]], ε };
     figure(place, "where clipping takes the gradient away", sliders, (r, A, ε) => {
-      const L = (x) => -compute.policy_loss({ log_ratios: [Math.log(x)], advantages: [A], clip_coef: ε });
-      const xs = Array.from(Array(181), (_, k) => 0.2 + k / 100), isFlat = A > 0 ? r > 1 + ε : r < 1 - ε;
-      const way = isFlat ? "It is clipped: <b>no gradient</b>." :
-        `The gradient makes the action ${A > 0 ? "more" : "less"} likely.`;
+      const given = { advantages: [A], clip_coef: ε };
+      const L = (x) => -compute.policy_loss({ log_ratios: [Math.log(x)], ...given });
+      const xs = range(181).map((k) => 0.2 + k / 100), isFlat = A > 0 ? r > 1 + ε : r < 1 - ε;
       const series = { thin: xs.map((x) => [x, x * A]), thick: xs.map((x) => [x, L(x)]) };
+      const way = isFlat ? "It is clipped: <b>no gradient</b>."
+        : `The gradient makes the action ${A > 0 ? "more" : "less"} likely.`;
       return [lines(series, [0.2, -4], [2, 4], [r, L(r)]), `min(r A, clip(r) A) = min(${short(r * A)},
         ${short(clamp(r, 1 - ε, 1 + ε) * A)}) = <b>${short(L(r))}</b>. ${way}`];
     });
   },
   td_targets(place, calls) {
-    const [, lesson] = calls.find(([, given]) => given.online_q), { rewards: [r], gamma } = lesson;
-    const { target_q: [target], online_q: [online] } = lesson;
-    const sliders = { "Q′(s′, 0)": target[0], "Q′(s′, 1)": target[1], "Q(s′, 0)": online[0], "Q(s′, 1)": online[1] };
-    for (const label in sliders) sliders[label] = [-4, 10, sliders[label], 0.5];
-    figure(place, "who chooses, and who judges", sliders, (t0, t1, q0, q1) => {
-      const step = { rewards: [r], terminated: [false], gamma, target_q: [[t0, t1]] }, chosen = best([q0, q1]);
-      const [dqn, double] = [null, [[q0, q1]]].map((online_q) => compute.td_targets({ ...step, online_q })[0]);
-      return [bars({ "Q′": [t0, t1], Q: [q0, q1] }, ["action 0", "action 1"], chosen), `DQN: ${short(r)} + ${gamma} ·
-        max(${short(t0)}, ${short(t1)}) = <b>${short(dqn)}</b>. Double DQN: Q chooses action ${chosen}, and Q′ judges
-        it: ${short(r)} + ${gamma} · ${short([t0, t1][chosen])} = <b>${short(double)}</b>.`];
+    const [, { rewards: [r], gamma, ...given }] = calls.find(([, { online_q }]) => online_q);
+    const labels = ["Q′(s′, 0)", "Q′(s′, 1)", "Q(s′, 0)", "Q(s′, 1)"];
+    const first = [...given.target_q[0], ...given.online_q[0]];
+    const sliders = Object.fromEntries(labels.map((label, i) => [label, [-4, 10, first[i], 0.5]]));
+    figure(place, "who chooses, and who judges", sliders, (...values) => {
+      const target = values.slice(0, 2), Q = values.slice(2), chosen = best(Q);
+      const step = { rewards: [r], terminated: [false], gamma, target_q: [target] };
+      const [dqn] = compute.td_targets(step), [double] = compute.td_targets({ ...step, online_q: [Q] });
+      return [bars({ "Q′": target, Q }, ["action 0", "action 1"], chosen), `DQN: ${short(r)} + ${gamma} ·
+        max(${list(target)}) = <b>${short(dqn)}</b>. Double DQN: Q chooses action ${chosen}, and Q′ judges
+        it: ${short(r)} + ${gamma} · ${term(target[chosen])} = <b>${short(double)}</b>.`];
     });
   },
   project(place, calls) {
-    const isWide = ([, given]) => given.probs[0].every((x) => x > 0);
+    const isWide = ([, { probs: [p] }]) => p.every((x) => x > 0);
     const [, { rewards, discounts, probs: [p], support: z }] = calls.find(isWide) ?? calls[0];
-    const sliders = { r: [-3, 3, rewards[0]], γ: [0, 1, each(discounts, 0)] };
+    const sliders = { r: [-3, 3, rewards[0]], γ: [0, 1, discounts[0] ?? discounts] };
     figure(place, "a distribution, shifted and shared out", sliders, (r, γ) => {
-      const [m] = compute.project({ rewards: [r], terminated: [false], discounts: γ, probs: [p], support: z });
+      const step = { rewards: [r], terminated: [false], discounts: γ };
+      const [m] = compute.project({ ...step, probs: [p], support: z });
       const mean = (xs) => short(sum(xs.map((x, i) => x * z[i])));
-      return [bars({ p, m }, z.map((x) => `z = ${short(x)}`)), `y = r + γ z = ${list(z.map((x) => r + γ * x))}. The
-        mean of p is ${mean(p)}, that of m ${mean(m)}: it is r + γ · ${mean(p)}, unless a part is cut off at an end.`];
+      const labels = z.map((x) => `z = ${short(x)}`), y = z.map((x) => r + γ * x);
+      return [bars({ p, m }, labels), `y = r + γ z = ${list(y)}. The mean of p is ${mean(p)}, that of m
+        ${mean(m)}: it is r + γ · ${mean(p)}, unless a part is cut off at an end.`];
     });
   },
   NStepBuffer(place, [[, made], ...calls]) {
-    const rows = calls.slice(0, calls.findIndex(([name]) => name.endsWith(".get"))).map(([, given]) => given);
-    figure(place, "windows at an end", { n: [1, 4, made.n_step, 1], γ: [0, 1, made.gamma] }, (n_step, gamma) => {
-      const buffer = new compute.NStepBuffer({ ...made, n_step, gamma }), out = [];
-      rows.forEach((row, t) => {
+    const end_of_rows = calls.findIndex(([name]) => name.endsWith(".get"));
+    const rows = calls.slice(0, end_of_rows).map(([, given]) => given);
+    const sliders = { n: [1, 4, made.n_step, 1], γ: [0, 1, made.gamma] };
+    figure(place, "windows at an end", sliders, (n_step, gamma) => {
+      const buffer = new compute.NStepBuffer({ ...made, n_step, gamma });
+      const pictures = rows.map((row, t) => {
         const before = buffer.stored.length;
         buffer.add(row);
-        row.rewards.forEach((r, env) => {
-          const text = row.reset_rows[env] ? "reset" : `r = ${r}${end(row.terminated[env], row.truncated[env])}`;
-          out.push(svg("text", { x: 90 + 170 * t, y: 18 + 110 * env, class: row.reset_rows[env] ? "" : "on" }, text));
+        const steps = row.rewards.map((r, env) => text(90 + 170 * t, 18 + 110 * env,
+          row.reset_rows[env] ? "reset" : `r = ${r}${end(row.terminated[env], row.truncated[env])}`, "on"));
+        const windows = buffer.stored.slice(before).map(([, , R, , isOver, discount, env, length]) => {
+          const first = t - length + 1, x = 10 + 170 * first, y = 26 + 110 * env + 21 * first;
+          const words = short(R) + (isOver ? "" : ` + ${short(discount)} V(s′)`);
+          return rect(x, y, 170 * length - 10, 18, `s${env}`) + text(x + 85 * length - 5, y + 13, words);
         });
-        buffer.stored.slice(before).forEach(([, , R, , over, discount, env, length]) => {
-          const x = 10 + 170 * (t - length + 1), y = 26 + 110 * env + 21 * (t - length + 1);
-          const text = short(R) + (over ? "" : ` + ${short(discount)} V(s′)`);
-          out.push(svg("rect", { x, y, width: 170 * length - 10, height: 18, class: `s${env}` }));
-          out.push(svg("text", { x: x + 85 * length - 5, y: y + 13 }, text));
-        });
+        return [...steps, ...windows].join("");
       });
-      return [out, `${buffer.stored.length} windows are complete. One that reaches a truncation bootstraps from the
-        final observation; one that reaches a termination does not.`];
+      return [pictures.join(""), `${buffer.stored.length} windows are complete. One that reaches a
+        truncation bootstraps from the final observation; at a termination it does not.`];
     });
   },
   SumTree(place, [[, made], [, { slots, errors }], [, draws]]) {
@@ -249,89 +248,95 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     figure(place, "priorities, and what they weigh", sliders, (alpha, beta) => {
       const tree = new compute.SumTree({ ...made, alpha });
       tree.update({ slots, errors });
-      const [drawn, weights] = tree.sample({ ...draws, beta }), P = tree.p.map((x) => x / sum(tree.p));
-      const w = slots.map((slot) => weights[drawn.indexOf(slot)] ?? 0);
-      return [bars({ P, w }, errors.map((e, i) => `slot ${i}: error ${short(e)}`)), `P: the probability of a slot. w:
-        its weight, in a batch of ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1 undoes the
-        bias.`];
+      const [drawn, weights] = tree.sample({ ...draws, beta });
+      const labels = errors.map((e, i) => `slot ${i}: error ${short(e)}`);
+      const P = tree.p.map((x) => x / sum(tree.p)), w = slots.map((slot) => weights[drawn.indexOf(slot)] ?? 0);
+      return [bars({ P, w }, labels), `P: the probability of a slot. w: its weight, in a batch of
+        ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1 undoes the bias.`];
     });
   },
-  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places; −1 a step, −100 for a fall to the start
-    const [, { epsilon }] = calls.find(([name]) => name === "expected_sarsa_target"), cliff = (i) => i > 18 && i < 23;
-    const methods = ["q_learning_target", "sarsa_target", "expected_sarsa_target"], arrows = "↑→↓←";
-    const names = methods.map((name) => name.replace("_target", "").replaceAll("_", " "));
-    const draw = (n) => Math.floor(Math.random() * n);
-    const among = (row) => [0, 1, 2, 3].filter((i) => row[i] === Math.max(...row));
-    const choose = (row, ε) => (Math.random() < ε ? draw(4) : among(row)[draw(among(row).length)]);
+  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places; −1 a step, −100 for a fall
+    const [, { epsilon }] = calls.find(([name]) => name === "expected_sarsa_target");
+    const methods = ["q_learning", "sarsa", "expected_sarsa"], arrows = "↑→↓←";
+    const isCliff = (i) => i > 18 && i < 23;
+    const greedy = (i) => range(4).filter((k) => q[i][k] === Math.max(...q[i]));
+    const draw = (xs) => xs[Math.floor(Math.random() * xs.length)];
+    const choose = (i, ε) => draw(Math.random() < ε ? range(4) : greedy(i));
     let q, s, a, episodes, last;
-    const begin = () => { q = Array.from(Array(24), () => [0, 0, 0, 0]); s = 18; a = 0; episodes = 0; last = ""; };
-    const step = (ε, α, γ, method) => {
-      const row = clamp(Math.floor(s / 6) + [-1, 0, 1, 0][a], 0, 3), column = clamp(s % 6 + [0, 1, 0, -1][a], 0, 5);
-      const place = 6 * row + column, fell = cliff(place), over = place === 23, S = fell ? 18 : place;
-      const next_action = choose(q[S], ε), old = q[s][a], value = old < 0 ? `(${short(old)})` : short(old);
-      const given = { reward: fell ? -100 : -1, discount: γ * !over, next_values: q[S], next_action, epsilon: ε };
-      const target = compute[methods[method]](given);
-      q[s][a] += α * (target - old);
-      last = `Q(S, ${arrows[a]}) ← ${short(old)} + ${short(α)} · (${short(target)} − ${value})
-        = <b>${short(q[s][a])}</b>.`;
-      [s, a, episodes] = over ? [18, choose(q[18], ε), episodes + 1] : [S, next_action, episodes];
+    const begin = () => {
+      [q, s, a, episodes, last] = [range(24).map(() => [0, 0, 0, 0]), 18, 0, 0, ""];
     };
-    const play = (n) => (...given) => { for (const until = episodes + n; episodes < until;) step(...given); };
+    const step = (ε, α, γ, method) => {
+      const row = clamp(Math.floor(s / 6) + [-1, 0, 1, 0][a], 0, 3);
+      const column = clamp(s % 6 + [0, 1, 0, -1][a], 0, 5), to = 6 * row + column, isOver = to === 23;
+      const next = isCliff(to) ? 18 : to, next_action = choose(next, ε), old = q[s][a];
+      const given = { reward: isCliff(to) ? -100 : -1, discount: γ * !isOver, next_values: q[next] };
+      const target = compute[`${methods[method]}_target`]({ ...given, next_action, epsilon: ε });
+      q[s][a] += α * (target - old);
+      last = `Q(S, ${arrows[a]}) ← ${short(old)} + ${short(α)} · (${short(target)} − ${term(old)})
+        = <b>${short(q[s][a])}</b>.`;
+      [s, a, episodes] = isOver ? [18, choose(18, ε), episodes + 1] : [next, next_action, episodes];
+    };
+    const play = (n) => (...given) => {
+      for (const until = episodes + n; episodes < until;) step(...given);
+    };
     begin();
-    const sliders = { ε: [0.05, 1, epsilon], α: [0, 1, 0.5], γ: [0, 1, discount], target: [0, 2, 0, 1, names] };
+    const names = methods.map((name) => name.replace("_", " "));
+    const rates = { ε: [0.05, 1, epsilon], α: [0, 1, 0.5], γ: [0, 1, discount] };
+    const sliders = { ...rates, target: [0, 2, 0, 1, names] };
     const buttons = { "One step": step, "Begin anew": begin };
     for (const n of [10, 100, 1000]) buttons[`${n} episodes`] = play(n);
     figure(place, "a table that learns to walk along a cliff", sliders, () => {
-      const cells = q.flatMap((row, i) => {
-        const x = 110 + 80 * (i % 6), y = 5 + 53 * Math.floor(i / 6);
-        const name = cliff(i) ? "cliff" : i === 23 ? "goal" : "";
-        return [svg("rect", { x, y, width: 77, height: 50, class: name || "cell" }),
-          svg("text", { x: x + 38, y: y + 22, class: "on" }, name || among(row).map((k) => arrows[k]).join("")),
-          svg("text", { x: x + 38, y: y + 40 }, name ? "" : short(Math.max(...row)))];
+      const at = (i) => [110 + 80 * (i % 6), 5 + 53 * Math.floor(i / 6)];
+      const cells = q.map((row, i) => {
+        const [x, y] = at(i), name = isCliff(i) ? "cliff" : i === 23 ? "goal" : "";
+        return rect(x, y, 77, 50, name || "cell") +
+          text(x + 38, y + 22, name || greedy(i).map((k) => arrows[k]).join(""), "on") +
+          text(x + 38, y + 40, name ? "" : short(Math.max(...row)));
       });
-      const agent = dot([122 + 80 * (s % 6), 17 + 53 * Math.floor(s / 6)]);
-      return [[...cells, agent], `${episodes} episodes. ${last} Arrows: the best actions of the table; numbers: their
-        values.`];
+      return [cells.join("") + dot(at(s).map((x) => x + 12)), `${episodes} episodes. ${last} Arrows: the
+        best actions of the table; numbers: their values.`];
     }, buttons);
   },
-  es_gradient(place, calls) {
+  es_gradient(place, calls) { // the return F has its top in the middle
     const [, first] = calls.find(([name]) => name === "make_candidates");
-    const at = ([x, y]) => [320 + 110 * x, 140 - 50 * y];
-    const F = ([x, y]) => -(x ** 2) - 2 * y ** 2;
+    const at = ([x, y]) => [320 + 110 * x, 140 - 50 * y], F = ([x, y]) => -(x ** 2) - 2 * y ** 2;
     const ranksOf = (candidates) => compute.centered_ranks({ returns: candidates.map(F) });
-    const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+    const turn = () => Math.cos(2 * Math.PI * Math.random());
+    const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * turn();
     let trail, noise;
-    const begin = () => { trail = [first.theta]; noise = first.noise; };
+    const begin = () => { [trail, noise] = [[first.theta], first.noise]; };
+    const ask = (sigma) => compute.make_candidates({ theta: trail.at(-1), noise, sigma });
     const next = (sigma, α) => {
-      const theta = trail.at(-1), fitnesses = ranksOf(compute.make_candidates({ theta, noise, sigma }));
-      return compute.es_gradient({ fitnesses, noise, sigma }).map((g, i) => theta[i] + α * g);
+      const gradient = compute.es_gradient({ fitnesses: ranksOf(ask(sigma)), noise, sigma });
+      return trail.at(-1).map((x, i) => x + α * gradient[i]);
     };
-    const go = (σ, α) => { trail.push(next(σ, α)); noise = Array.from(Array(4), () => [normal(), normal()]); };
+    const go = (σ, α) => { trail.push(next(σ, α)); noise = range(4).map(() => [normal(), normal()]); };
     begin();
-    figure(place, "pairs, ranks and a step", { σ: [0.1, 1, first.sigma], α: [0.1, 1, 0.5] }, (sigma, α) => {
-      const theta = trail.at(-1), candidates = compute.make_candidates({ theta, noise, sigma }), [cx, cy] = at([0, 0]);
-      const hills = [1, 2, 3].map((k) => svg("ellipse", { cx, cy, rx: 110 * k, ry: 35 * k }));
-      const pairs = noise.map((_, k) => path("thin", candidates.slice(2 * k, 2 * k + 2).map(at)));
-      const ranks = ranksOf(candidates).map((rank, i) => {
-        const [x, y] = at(candidates[i]);
-        return svg("text", { x, y: y + 4, class: "on" }, short(rank));
-      });
-      const steps = path("thick", [...trail, next(sigma, α)].map(at));
-      return [[...hills, ...pairs, steps, ...ranks, dot(at(theta))], `θ = (${list(theta)}). The numbers are the centred
-        ranks of the candidates θ ± σ ε: only their order counts. The step leads to (${list(next(sigma, α))}).`];
+    const sliders = { σ: [0.1, 1, first.sigma], α: [0.1, 1, 0.5] };
+    figure(place, "pairs, ranks and a step", sliders, (sigma, α) => {
+      const candidates = ask(sigma), places = candidates.map(at), target = next(sigma, α);
+      const [cx, cy] = at([0, 0]), theta = trail.at(-1);
+      const hill = (k) => `<ellipse cx="${cx}" cy="${cy}" rx="${110 * k}" ry="${35 * k}"/>`;
+      const pairs = noise.map((_, k) => path(places.slice(2 * k, 2 * k + 2)));
+      const steps = path([...trail, target].map(at), "thick");
+      const number = (rank, i) => text(places[i][0], places[i][1] + 4, short(rank), "on");
+      const parts = [...[1, 2, 3].map(hill), ...pairs, steps, ...ranksOf(candidates).map(number)];
+      return [parts.join("") + dot(at(theta)), `θ = (${list(theta)}). The numbers are the centred ranks of
+        the candidates θ ± σ ε: only their order counts. The step leads to (${list(target)}).`];
     }, { "Take the step": go, "Begin anew": begin });
   },
   squashed_gaussian(place, [[, { mean, log_std }]]) {
     const sliders = { mean: [-3, 3, mean[1][0]], σ: [0.1, 3, Math.exp(log_std[1][0])] };
     figure(place, "the density of a squashed Gaussian", sliders, (m, σ) => {
-      const points = Array.from(Array(401), (_, i) => {
+      const points = range(401).map((i) => {
         const given = { mean: [[m]], log_std: [[Math.log(σ)]], noise: [[(i - 200) / 50]] };
-        const [[[a]], [log]] = compute.squashed_gaussian(given);
-        return [a, Math.exp(log)];
+        const [[[action]], [log_density]] = compute.squashed_gaussian(given);
+        return [action, Math.exp(log_density)];
       });
       const [a, density] = points[200].map(short);
-      return [lines({ thick: points }, [-1, 0], [1, 2.5], points[200]), `In the middle of the Gaussian, u = ${short(m)},
-        the action is ${a} and its density ${density}. A wide Gaussian piles up at the bounds.`];
+      return [lines({ thick: points }, [-1, 0], [1, 2.5], points[200]), `In the middle of the Gaussian,
+        u = ${short(m)}, the action is ${a} and its density ${density}. A wide one piles up at the bounds.`];
     });
   },
 };

@@ -1,6 +1,6 @@
-"""What the lessons give: with each of their known mistakes, and in the calls whose numbers the figures start with.
+"""What the lessons give: with each known mistake, and in the calls whose numbers the figures start with.
 
-A lesson is a test between the first two rulers of tests/test_<script>.py: numbers worked out by hand.
+A lesson, worked out by hand, is a test between the first two rulers of tests/test_<script>.py.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 REPO = Path(__file__).resolve().parents[1]
-FIGURES = {  # script: {the function where a figure of figures.js stands: what else the figure computes}
+FIGURES = {  # script: {the function where a figure stands: what else the figure computes}
     "ppo": {"compute_gae": [], "compute_vtrace": [], "policy_loss": []},
     "dqn": {"td_targets": []},
     "rainbow": {"NStepBuffer": [], "SumTree": [], "project": []},
@@ -32,7 +32,7 @@ def by_hand(lines, number):
 
 
 def plain(x):
-    """Tensors, arrays and named tuples as lists of numbers; None in place of what JSON cannot hold."""
+    """Tensors, arrays and named tuples as lists of numbers; None for what JSON cannot hold."""
     x = x.tolist() if hasattr(x, "tolist") else x
     if isinstance(x, (list, tuple)):
         return [plain(part) for part in x]
@@ -40,7 +40,7 @@ def plain(x):
 
 
 def record(test, script, names, calls):
-    """Run a test, and append calls of these functions and classes: [name, {argument: value}, result]."""
+    """Run a test; append the calls of these functions and classes: [name, {argument: value}, result]."""
     codes, inside = {}, []
     for name in (x for x in names if hasattr(script, x)):
         part = getattr(script, name)
@@ -64,7 +64,7 @@ def record(test, script, names, calls):
 
 
 def run_lessons(name, mistakes=True):
-    """({mistake: (numbers that it gives, those that are right)}, {figure's function: calls}) of a script's lessons."""
+    """({mistake: (its numbers, the right ones)}, {figure's function: calls}) of a script's lessons."""
     sys.path[:0] = [x for x in (str(REPO), str(REPO / "tests")) if x not in sys.path]
     importlib.import_module("conftest")
     tools, tests = importlib.import_module("tools"), importlib.import_module(f"test_{name}")
@@ -82,7 +82,8 @@ def run_lessons(name, mistakes=True):
     quiet = redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore")
     with quiet[0], quiet[1], mock.patch.object(tests, "close", close):
         for test in [x for key, x in vars(tests).items() if key.startswith("test_")]:
-            if not by_hand(lines, test.__code__.co_firstlineno) or [*inspect.signature(test).parameters] != ["script"]:
+            needs = [*inspect.signature(test).parameters]
+            if needs != ["script"] or not by_hand(lines, test.__code__.co_firstlineno):
                 continue
             for at, others in FIGURES.get(name, {}).items():
                 if any(f"script.{x}(" in inspect.getsource(test) for x in [at, *others]):

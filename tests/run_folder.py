@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 from unittest import mock
@@ -76,6 +77,7 @@ def kill_and_resume(script, flags, every, monkeypatch, folder):
     `every`: how many writes lie between the moments that are tried. The unbroken run stays in `folder`.
     """
     write, writes, fatal = script.write_file, [], 0
+    own = " ".join(re.findall(r"--env-id \S+:\S+", flags))  # what may execute code is given again
 
     def write_or_die(path, *given):
         writes.append(Path(path).name)
@@ -97,8 +99,10 @@ def kill_and_resume(script, flags, every, monkeypatch, folder):
             command(script, f"{flags} --no-progress --run-dir run")
             raise AssertionError("it was not killed")
         except Killed:
-            assert command(script, "--resume run --no-progress") == 0
+            assert command(script, f"--resume run --no-progress {own}") == 0
         assert content(script) == unbroken, f"killed before {names[fatal - 1]}, the {fatal}th file"
     monkeypatch.chdir(folder)
     fatal = 0
-    assert command(script, "--resume run --no-progress") == 0 and content(script) == unbroken  # nothing is left to do
+    assert (
+        command(script, f"--resume run --no-progress {own}") == 0 and content(script) == unbroken
+    )  # nothing is left to do

@@ -601,7 +601,8 @@ def test_what_is_changed_is_what_runs(script, edit):
 
 
 RUN = "--num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --normalize-obs --normalize-reward "
-RUN += "--update-epochs 2 --max-episode-steps 20 --total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 3"
+RUN += "--update-epochs 2 --max-episode-steps 20 --total-timesteps 150 --checkpoint-every 60 --eval-every 90 "
+RUN += "--eval-episodes 3"
 
 
 @catches(

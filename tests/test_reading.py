@@ -17,7 +17,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "reading"))
-build = pytest.importorskip("build", reason="needs pygments and markdown-it-py")
+build = pytest.importorskip("build", reason="needs pygments, markdown-it-py and latex2mathml")
 import wrong  # noqa: E402
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -78,6 +78,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site, pages):
         assert max(page.ids.values(), default=1) == 1, f"{name}: {page.ids.most_common(1)} occurs twice"
         for source in page.loads:
             assert (site.folder / source).is_file(), f"{name} loads {source}"
+            assert Path(source).suffix in (".css", ".js", ".png", ".gif", ".svg"), f"{name} loads {source}"
         for href in page.links:
             path, _, part = html.unescape(href).partition("#")
             if not re.match("https?:", path):
@@ -85,7 +86,7 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site, pages):
                 assert place.exists(), f"{name}: {href} leads nowhere"
                 other = pages.get(path.removesuffix(".html")) if path else page
                 assert not part or other is None or part in other.ids, f"{name}: {href} leads nowhere"
-    for name in ("style.css", "page.js", "figures.js"):
+    for name in ("style.css", "figures.js"):
         text = (site.folder / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\(|https?:", text), name
 
@@ -128,6 +129,25 @@ def test_equations_and_mistakes_are_set(pages):
         assert not re.search(r"\b(gamma|lambda|theta) [A-Z]_|[A-Za-z]_\{|&lt;-|\bargmax_", prose), name
 
 
+def test_words_and_numbers_stand_before_they_are_used(pages):
+    """Hard words are explained above the first function; the example of GAE has all its numbers in one table."""
+    text = lambda markup: re.sub(r"\s+", " ", html.unescape(re.sub("<.*?>", " ", markup)))
+    head, story = pages["ppo"].raw.split('<div class="story"')
+    for word in ("Bootstrap : to let", "Trace : how", "Ratio : π", "Reset row : the step"):
+        assert word in text(head)
+    table, lesson = text(story).split("The example below in one table")[1].split("Worked example:")[:2]
+    head = "step rewards values next_values terminated truncated advantages advantages + values"
+    assert head in table and lesson.startswith(" returns and gae")
+    for row in ("1 2 1 99 yes 1 2", "3 4 2 8 yes 6 8", "4 5 2.5 3 5.5 8", "6 5 4 6 4 8"):
+        assert row in table
+
+
+def test_help():
+    command = [sys.executable, REPO / "reading/build.py", "--help"]
+    out = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout
+    assert "--folder" in out and "where to write" in out
+
+
 def test_what_people_ask_names_tests_that_exist():
     page = (REPO / "docs/what-people-ask.md").read_text(encoding="utf-8")
     named = re.findall(r"`(test_\w+)`(?:[^`]*?)\[(test_\w+\.py)\]", page)
@@ -136,7 +156,7 @@ def test_what_people_ask_names_tests_that_exist():
         assert f"def {test}(" in (REPO / "tests" / path).read_text(encoding="utf-8"), f"{path} has no {test}"
 
 
-HARNESS = """
+HARNESS = r"""
 <pre id="out"></pre><script>
 const results = [], texts = [];
 for (const [figure, calls] of Object.entries(CALLS)) {
@@ -148,8 +168,13 @@ for (const [figure, calls] of Object.entries(CALLS)) {
   }
 }
 for (const place of document.querySelectorAll(".play")) {
-  const read = () => [...place.querySelectorAll("p, svg text")].map((x) => x.textContent).join(" "), first = read();
-  const move = (input, value) => { input.value = value; input.dispatchEvent(new Event("input")); return read(); };
+  const texts_of = () => [...place.querySelectorAll("p, svg text")].map((x) => x.textContent);
+  const read = () => texts_of().join(" ").replace(/\s+/g, " "), first = read();
+  const move = (input, value) => {
+    input.value = value;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    return read();
+  };
   const still = [...place.querySelectorAll("input")].filter((input) => {
     const { value, min, max } = input, text = move(input, value === min ? max : min);
     move(input, value);

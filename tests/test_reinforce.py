@@ -174,6 +174,18 @@ WORLDS = {  # what is learnt, the value that each observation must come to, and 
 }
 
 
+@catches("Run.count, with rewards of skipped rows: rewards * ~reset_rows -> rewards")
+def test_returns_hold_no_skipped_rows(script):
+    """Episodes of 2 and 5 steps; rewards are 1, 2, … and 10 more in each episode: 3 + 20 e and 15 + 50 e in episode e,
+    though the first environment plays on while the second has not ended.
+    """
+    makers = [lambda: Walk([(2, "t")]), lambda: Walk([(5, "c")])]
+    run = rehearse(script, *makers, num_envs=2, total_timesteps=60)
+    assert set(run.episodes["length"]) == {2, 5}
+    for total, length in zip(run.episodes["return"], run.episodes["length"]):
+        assert (total - length * (length + 1) / 2) % (10 * length) == 0
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"n_step": 4}, pytest.param({"baseline": "none"}, marks=pytest.mark.slow)], ids=str
 )
