@@ -50,6 +50,23 @@ def content(script, run="run"):
     return found
 
 
+def check_refused(script, refused, folder, monkeypatch, capsys):
+    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind: {flags: words}."""
+    monkeypatch.chdir(folder)
+    for flags, words in refused.items():
+        assert command(script, flags) == 2 and not list(folder.iterdir())
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1, f"{flags}: {err}"
+
+
+def check_evaluation(script, capsys):
+    """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
+    before, agent = content(script), script.load("run")
+    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
+    mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
+    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+
+
 class Killed(BaseException):
     """No script may catch it."""
 
@@ -73,8 +90,9 @@ def kill_and_resume(script, flags, every, monkeypatch, folder):
     monkeypatch.chdir(folder)
     assert command(script, f"{flags} --no-progress --run-dir run") == 0
     unbroken, names = content(script), list(writes)
-    assert names.count(f"checkpoint{script.SUFFIX}") >= 3
-    for fatal in range(2, len(names) + 1, every):
+    if names.count(f"checkpoint{script.SUFFIX}") < 3:  # no AssertionError: it would pass for a mistake that was found
+        raise ValueError("a run with fewer than three checkpoints shows nothing")
+    for fatal in reversed(range(2, len(names) + 1, every)):  # the last first: there a mistake has had most time
         monkeypatch.chdir((folder / str(fatal)).mkdir() or folder / str(fatal))
         writes.clear()
         try:

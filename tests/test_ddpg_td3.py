@@ -14,7 +14,7 @@ import tools
 import torch
 from gymnasium import spaces
 from reference import ddpg_td3 as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, command, content, kill_and_resume
 from tools import BOX, ONE, Aim, catches, close, flat, learn, new_agent, rehearse, row_of_one
 
 import ddpg_td3
@@ -333,7 +333,7 @@ def test_small_worlds_are_learnt(script, algorithm, end, value):
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 20 --buffer-size 60 "
-RUN += "--max-episode-steps 10 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--max-episode-steps 10 --total-timesteps 80 --checkpoint-every 25 --eval-every 50 --eval-episodes 2 "
 RUN += "--normalize-obs --normalize-reward --anneal-lr --noise ou"
 
 
@@ -344,9 +344,7 @@ RUN += "--normalize-obs --normalize-reward --anneal-lr --noise ou"
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """A resumed run ends as an unbroken one, bit for bit; --evaluate changes nothing."""
     kill_and_resume(script, RUN, 37, monkeypatch, tmp_path)
-    before = content(script)
-    assert command(script, "--evaluate run --eval-episodes 2") == 0 and content(script) == before
-    assert "best weights: " in capsys.readouterr().out
+    check_evaluation(script, capsys)
     assert command(script, "--resume run --total-timesteps 999") == 2  # the schedule has ended
     assert "total_timesteps" in capsys.readouterr().err
 
@@ -384,15 +382,11 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
     "train, not checked: check_algorithm(args) -> 0",
 )
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
     refused = {"env-id CartPole-v1": "Box actions of floats, bounded", "buffer-size 10": "batch_size"}
     refused |= {"buffer-size 1e14": "GiB", "wrappers gymnasium.wrappers.NormalizeReward": "--normalize-reward"}
     refused |= {"algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2": "give target_noise=0.0 twin_q=False"}
-    for flags, words in refused.items():
-        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2
-        err = capsys.readouterr().err
-        assert words in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+    refused = {f"--total-timesteps 1 --max-episode-steps 1 --{flags}": words for flags, words in refused.items()}
+    check_refused(script, refused, tmp_path, monkeypatch, capsys)
     assert 2 * 96 * 96 * 3 * script.tuned(env_id="CarRacing-v3").buffer_size < 8e9  # it fits into 16 GiB
     images = mock.Mock(single_observation_space=spaces.Box(0, 255, (36, 36, 3), np.uint8), single_action_space=BOX)
     with pytest.raises(script.UserError, match="normalize_obs"):

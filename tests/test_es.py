@@ -20,7 +20,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from reference import es as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, command, content, kill_and_resume
 from tools import Chance, Probe, Walk, catches, close, rehearse
 
 import es
@@ -570,10 +570,7 @@ RUN += "--action-noise 1 --num-generations 5 --checkpoint-every 150 --eval-every
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
     kill_and_resume(script, RUN, 6, monkeypatch, tmp_path)
-    before, agent = content(script), script.load("run")
-    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
-    mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
-    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    check_evaluation(script, capsys)
 
 
 @catches(
@@ -589,16 +586,11 @@ def test_settings_of_the_method(script):
 
 @catches("train, weights that are not finite go on: run.check_finite(length_of_theta -> dict(length_of_theta")
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
     refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite"}
     refused |= {"--ars --elite 0.5": "ars", "--top-directions 3": "top", "--ars --top-directions 65": "top"}
     refused |= {"--env-id CarRacing-v3": "ppo.py", "--episodes-per-candidate 0": "episodes_per_candidate"}
-    for flags, word in refused.items():
-        assert command(script, flags) == 2 and not list(tmp_path.iterdir())
-        err = capsys.readouterr().err
-        assert word in err and err.count("\n") == 1
+    check_refused(script, refused, tmp_path, monkeypatch, capsys)
     huge = "--learning-rate 1e15 --weight-decay 1e15 --optimizer ascent --fitness raw --population-size 4 --run-dir run"
     assert command(script, f"{huge} --total-timesteps 900 --eval-episodes 1 --no-progress") == 2
     assert "length_of_theta is NaN or infinite" in capsys.readouterr().err and not Path("run/checkpoint.pt").exists()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 from reference import maddpg_matd3 as reference
-from run_folder import command, kill_and_resume
+from run_folder import check_refused, command, kill_and_resume
 from tools import catches, close, fails, flat, rehearse, vector_env
 
 import maddpg_matd3
@@ -547,15 +547,11 @@ def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
     refused = {"buffer-size 10": "batch_size", "buffer-size 100000000000000": "too large", "n-step 0": "n_step"}
     refused["algorithm maddpg --target-noise 0.2 --twin-q --policy-frequency 2"] = "algorithm is maddpg"
     refused["share-policy --env-id mpe2.simple_speaker_listener_v4"] = "--no-share-policy"
-    for flags, words in refused.items():
-        assert command(script, f"--{flags}") == 2 and not list(tmp_path.iterdir())
-        err = capsys.readouterr().err
-        assert words in err and err.count("\n") == 1
+    refused = {f"--{flags}": words for flags, words in refused.items()}
+    check_refused(script, refused, tmp_path, monkeypatch, capsys)
     for space in (spaces.Box(-1, np.inf, (1,)), spaces.Box(-1, np.finfo(np.float32).max, (1,)), spaces.MultiBinary(2)):
         with pytest.raises(script.UserError, match="all actions must be Discrete, or bounded Boxes"):
             script.make_agents(script.Args(), vector_env([lambda: script.TeamEnv(Game(None, space, None))], 1))

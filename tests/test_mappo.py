@@ -17,7 +17,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 from reference import mappo as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, command, kill_and_resume
 from tools import catches, close, fails, flat, rehearse, vector_env
 
 import mappo
@@ -901,10 +901,7 @@ RUN += "--eval-every 60 --eval-episodes 1"
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
     kill_and_resume(script, RUN, 11, monkeypatch, tmp_path)
-    before, team = content(script), script.load("run")
-    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
-    mean, std = script.evaluate(team, team.args, 4, team.args.seed + 20_000)
-    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    check_evaluation(script, capsys)
 
 
 REFUSED = {
@@ -928,13 +925,7 @@ REFUSED = {
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
-    for flags, words in REFUSED.items():
-        assert command(script, flags) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and words in error, f"{flags}: {error}"
-    assert list(tmp_path.iterdir()) == []
+    check_refused(script, REFUSED, tmp_path, monkeypatch, capsys)
 
 
 class Photo(Game):

@@ -15,7 +15,7 @@ import tools
 import torch
 from gymnasium import spaces
 from reference import ppo as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, kill_and_resume
 from tools import IN_ORDER, Probe, Walk, catches, close, flat, rehearse, watched
 
 NUMBER, THREE = (spaces.Box(-np.inf, np.inf, (size,)) for size in (1, 3))  # observations of as many numbers
@@ -551,7 +551,10 @@ WORLDS = {  # what is learnt, the value that each observation must come to, and 
 }
 
 
-@pytest.mark.parametrize("estimator", ["gae", "vtrace", "vanilla"])
+SLOW = [pytest.param(estimator, marks=pytest.mark.slow) for estimator in ("vtrace", "vanilla")]
+
+
+@pytest.mark.parametrize("estimator", ["gae", *SLOW])
 @pytest.mark.parametrize("name", WORLDS)
 def test_small_worlds_are_learnt(script, name, estimator):
     """Fails if an end, a discount, an action or a reward is taken for another anywhere between environment and V."""
@@ -598,7 +601,8 @@ def test_what_is_changed_is_what_runs(script, edit):
 
 
 RUN = "--num-envs 2 --num-steps 8 --num-minibatches 2 --hidden-sizes 8 --normalize-obs --normalize-reward "
-RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episodes 3"
+RUN += "--update-epochs 2 --max-episode-steps 20 --total-timesteps 150 --checkpoint-every 60 --eval-every 90 "
+RUN += "--eval-episodes 3"
 
 
 @catches(
@@ -610,20 +614,10 @@ RUN += "--total-timesteps 150 --checkpoint-every 60 --eval-every 90 --eval-episo
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, in other episodes than those that chose them, and changes nothing."""
     kill_and_resume(script, RUN, 6, monkeypatch, tmp_path)
-    before, agent = content(script), script.load("run")
-    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
-    mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
-    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    check_evaluation(script, capsys)
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
-    for flags, words in (
-        ("--num-envs 3 --num-steps 3 --num-minibatches 4", "must be at most num_envs * (num_steps // 2)"),
-        ("--num-steps 1", "num_steps must be at least 2"),
-        ("--device cuda:99", "cuda:99"),
-    ):
-        assert command(script, flags) == 2 and not list(tmp_path.iterdir())
-        err = capsys.readouterr().err
-        assert words in err and err.count("\n") == 1
+    refused = {"--num-envs 3 --num-steps 3 --num-minibatches 4": "must be at most num_envs * (num_steps // 2)"}
+    refused |= {"--num-steps 1": "num_steps must be at least 2", "--device cuda:99": "cuda:99"}
+    check_refused(script, refused, tmp_path, monkeypatch, capsys)

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import qlearning as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, command, kill_and_resume
 from tools import catches, close, rehearse
 
 import qlearning
@@ -358,10 +358,7 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best table, in other episodes than those that chose it, and changes nothing."""
     monkeypatch.setattr(script, "draw_values", lambda *_: None)
     kill_and_resume(script, RUN, 5, monkeypatch, tmp_path)
-    before, agent = content(script), script.load("run")
-    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
-    mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
-    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    check_evaluation(script, capsys)
     assert command(script, "--resume run --total-timesteps 1800") == 2  # epsilon would jump up again
 
 
@@ -425,16 +422,11 @@ def test_it_needs_no_torch(script, tmp_path):
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
     refused = {"--env-id Pendulum-v1": "Discrete", "--env-kwargs [": "CliffWalking-v1, [, ()"}
     refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "grid_low"}
     refused["--env-id MountainCar-v0 --grid-size 9999"] = "too large"
     refused['--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}'] = "9x9"
-    for flags, word in refused.items():
-        assert command(script, flags) == 2 and not list(tmp_path.iterdir())
-        err = capsys.readouterr().err
-        assert word in err and err.count("\n") == 1
+    check_refused(script, refused, tmp_path, monkeypatch, capsys)
     for space in (spaces.Dict(large=spaces.Discrete(2)), spaces.MultiDiscrete([10**9, 10**9])):
         with pytest.raises(script.UserError, match="large"):
             table_for(script, space, spaces.Discrete(2))

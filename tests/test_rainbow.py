@@ -15,7 +15,7 @@ from gymnasium import spaces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import rainbow as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, command, kill_and_resume
 from tools import Chance, Probe, Walk, catches, close, fails, flat, rehearse, vector_env
 
 NUMBER, VECTOR, TWO = spaces.Box(-np.inf, np.inf, (1,)), spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(2)
@@ -528,27 +528,20 @@ def test_returns_that_leave_the_support_are_named(script):
 
 # ------------------------------------------------------------------------------------------------------- whole runs
 
-RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 40 --buffer-size 60 --train-frequency 8 "
-RUN += "--gradient-steps 1 --total-timesteps 200 --checkpoint-every 40 --eval-every 120 --eval-episodes 3"
+RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 30 --buffer-size 60 --train-frequency 8 "
+RUN += "--gradient-steps 1 --max-episode-steps 12 --total-timesteps 120 --checkpoint-every 30 --eval-every 80 "
+RUN += "--eval-episodes 3"
 
 
 @catches('train, target network not saved: "target": target, -> ')
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, without noise, and changes nothing."""
     kill_and_resume(script, RUN, 23, monkeypatch, tmp_path)
-    before, agent = content(script), script.load("run")
-    assert command(script, "--evaluate run --eval-episodes 4") == 0 and content(script) == before
-    mean, std = script.evaluate(agent, agent.args, 4, agent.args.seed + 20_000)
-    assert f"best weights: {mean:.2f} ± {std:.2f} over 4 episodes" in capsys.readouterr().out
+    check_evaluation(script, capsys)
     assert command(script, "--resume run --total-timesteps 400") == 2  # epsilon would jump back
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
-    refused = "env-id Pendulum-v1, buffer-size 10, v-min 60, num-atoms 1, n-step 0, buffer-size 1e14"
+    refused = "--env-id Pendulum-v1, --buffer-size 10, --v-min 60, --num-atoms 1, --n-step 0, --buffer-size 1e14"
     words = "Q network, batch_size, v_max, num_atoms, n_step, GiB: choose"
-    for flags, word in zip(refused.split(", "), words.split(", ")):
-        assert command(script, f"--{flags}") == 2 and not list(tmp_path.iterdir())
-        err = capsys.readouterr().err
-        assert word in err and err.count("\n") == 1
+    check_refused(script, dict(zip(refused.split(", "), words.split(", "))), tmp_path, monkeypatch, capsys)

@@ -15,7 +15,7 @@ import tools
 import torch
 from gymnasium import spaces
 from reference import sac as reference
-from run_folder import command, content, kill_and_resume
+from run_folder import check_evaluation, check_refused, kill_and_resume
 from tools import ONE, Aim, catches, close, flat, learn, new_agent, rehearse, row_of_one
 
 import sac
@@ -333,7 +333,7 @@ def test_entropy_reaches_its_target(script):
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 20 --buffer-size 60 "
-RUN += "--max-episode-steps 10 --total-timesteps 100 --checkpoint-every 40 --eval-every 60 --eval-episodes 2 "
+RUN += "--max-episode-steps 10 --total-timesteps 80 --checkpoint-every 25 --eval-every 50 --eval-episodes 2 "
 RUN += "--normalize-obs --normalize-reward --anneal-lr"
 
 
@@ -341,17 +341,11 @@ RUN += "--normalize-obs --normalize-reward --anneal-lr"
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """A resumed run ends as an unbroken one, bit for bit; --evaluate changes nothing."""
     kill_and_resume(script, RUN, 37, monkeypatch, tmp_path)
-    before = content(script)
-    assert command(script, "--evaluate run --eval-episodes 2") == 0 and content(script) == before
-    assert "best weights: " in capsys.readouterr().out
+    check_evaluation(script, capsys)
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    """What the user can mend is one line that names it and exit code 2, and leaves nothing behind."""
-    monkeypatch.chdir(tmp_path)
-    refused = {"env-id CartPole-v1": "Box actions of floats, bounded", "buffer-size 10": "batch_size"}
-    for flags, words in (refused | {"buffer-size 1e14": "GiB"}).items():
-        assert command(script, f"--total-timesteps 1 --max-episode-steps 1 --{flags}") == 2
-        err = capsys.readouterr().err
-        assert words in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+    refused = {"--env-id CartPole-v1": "Box actions of floats, bounded", "--buffer-size 10": "batch_size"}
+    refused |= {"--buffer-size 1e14": "GiB"}
+    check_refused(script, refused, tmp_path, monkeypatch, capsys)
     assert 2 * 96 * 96 * 3 * script.tuned(env_id="CarRacing-v3").buffer_size < 8e9  # it fits into 16 GiB
