@@ -139,7 +139,7 @@ def test_notebook(script):
     the agent is loaded with its settings; a UserError ends what cannot go on.
     """
     args = script.tuned(env_id="Pendulum-v1", seed=2, progress=False)
-    assert (args.gamma, args.seed, args.total_timesteps) == (0.9, 2, 147_000)
+    assert (args.gamma, args.seed, args.total_timesteps) == (0.9, 2, 500_000)
     with pytest.raises(TypeError, match="gama"):
         script.tuned(gama=0.9)
     small = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 40, "progress": False}

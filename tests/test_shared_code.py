@@ -28,7 +28,7 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppod.py": (91000, 885),
     "qlearning.py": (49000, 300),
     "rainbow.py": (74000, 680),
-    "reinforce.py": (47000, 295),
+    "reinforce.py": (47500, 295),
     "sac.py": (64500, 515),
 }
 RUN_CHARACTERS = 24_000
