@@ -498,6 +498,9 @@ def tuned(*flags, **given):
     flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
+    for flag, value in zip(flags, flags[1:]):
+        if value in ("True", "False"):
+            raise UserError(f"{flag} takes no {value}: it is {flag} or --no-{flag.removeprefix('--')}")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
@@ -679,7 +682,12 @@ class Run:
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
-        """Take over what state_dict returned."""
+        """Take over what state_dict returned. TypeError or LookupError where it is damaged."""
+        for name in self.saved:
+            if type(state[name]) is not type(getattr(self, name)):
+                raise TypeError(name)
+            if isinstance(state[name], dict):
+                np.array([state[name]["step"], *state[name].values()], float)  # of equal length
         vars(self).update({name: state[name] for name in self.saved})
         self.checkpoint_step = self.step
 

@@ -652,6 +652,7 @@ REFUSED = {
     "--env-id run_worlds:Grey-v0": "FrameStackObservation(stack_size=4)",
     "--env-id run_worlds:Camera-v0": "a wrapper must choose",
     "--device meta": "no device meta",
+    "--anneal-lr False": "it is --anneal-lr or --no-anneal-lr",
     "--total-timesteps 0": "total_timesteps must be at least 1",
     "--num-envs 0": "num_envs must be at least 1",
     "--eval-episodes 0": "eval_episodes must be at least 1",
@@ -683,6 +684,10 @@ def damage(script, what):
         state = script.read_state(path)
         state["agent"]["actor.0.weight"] = torch.zeros(3, 3)
         torch.save(state, path)
+    elif how in ("with a text for a number", "with a table without steps"):
+        state = script.read_state(path)
+        state["run"] |= {"step": "9"} if "text" in how else {"metrics": {"return_mean": [1.0]}}
+        torch.save(state, path)
     elif how == "a bomb":
         path.write_bytes(pickle.dumps(Bomb()))
     elif how == "of another script":
@@ -701,6 +706,7 @@ class Bomb:
 
 
 DAMAGES = [f"checkpoint, {how}" for how in ("cut off", "of another network", "a bomb")]
+DAMAGES += ["checkpoint, with a text for a number", "checkpoint, with a table without steps"]
 DAMAGES += [f"model, {how}" for how in ("missing", "cut off", "of another network", "a bomb")]
 DAMAGES += [f"config, {how}" for how in ("missing", "cut off", "of another script", "of wrong types", "nested")]
 
