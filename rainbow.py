@@ -1232,10 +1232,10 @@ class Run:
             self.largest[name] = max(largest, self.largest.get(name, 0))
 
     def check_alone(self):
-        """UserError if another process has resumed the run since this one started."""
-        config = json.loads((self.dir / "config.json").read_text(encoding="utf-8"))
-        if config["started"] != self.started:
-            raise UserError(f"another process has resumed {self.dir}: this one ends")
+        """UserError if another process has resumed or removed the run since this one started."""
+        path = self.dir / "config.json"
+        if not path.exists() or json.loads(path.read_text())["started"] != self.started:
+            raise UserError(f"another process has resumed or removed {self.dir}: this one ends")
 
     def log(self, **metrics):
         """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""

@@ -471,7 +471,7 @@ def test_a_file_that_is_open_elsewhere(script, monkeypatch, capsys):
     assert not [*Path("run").rglob("*metrics.csv*")] and len(table("evaluations.csv")["step"]) == 3
 
 
-@catches('Run.check_alone, nobody looks: if config["started"] != self.started: -> if False:')
+@catches('Run.check_alone, nobody looks: ["started"] != self.started: -> ["started"] == 0:')
 def test_two_processes_in_one_folder(script, monkeypatch, capsys):
     """A run that is resumed while its first process is still at work: the first one ends, with a line that says so."""
     write_checkpoint, others = script.Run.write_checkpoint, []
@@ -483,10 +483,14 @@ def test_two_processes_in_one_folder(script, monkeypatch, capsys):
             assert command(script, "--resume run --no-progress") == 0
 
     monkeypatch.setattr(script.Run, "write_checkpoint", resume_elsewhere)
-    assert "another process has resumed run: this one ends" in complaint(script, RUN, capsys)
+    assert "another process has resumed or removed run: this one ends" in complaint(script, RUN, capsys)
     first = content(script)
     shutil.rmtree("run")
+    monkeypatch.setattr(script.Run, "write_checkpoint", write_checkpoint)
     assert command(script, RUN) == 0 and content(script) == first
+    shutil.rmtree("run")
+    monkeypatch.setattr(script.Run, "write_checkpoint", lambda run: shutil.rmtree("run"))
+    assert "resumed or removed" in complaint(script, RUN, capsys)
 
 
 # --------------------------------------------------------------------------------------------- resuming, evaluating
