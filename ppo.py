@@ -836,6 +836,7 @@ def make_agent(args, envs):
     if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
         raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
     torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
 
 

@@ -1267,6 +1267,7 @@ def make_recurrent_agent(args, envs):
         what = f"observations {obs_space} and actions {action_space}"
         raise UserError(f"{args.env_id}: no RecurrentAgent for {what}")
     torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     agent = RecurrentAgent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
     if args.num_steps % agent.chunk_length != 0:
         raise UserError(f"num_steps = {args.num_steps} does not divide into chunks of {agent.chunk_length} steps")

@@ -923,6 +923,7 @@ def make_q_network(args, envs):
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     return QNetwork(obs_space, action_space, args, device).eval()
 
 

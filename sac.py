@@ -773,6 +773,7 @@ def make_box_agent(args, envs):
     if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
 
 

@@ -80,11 +80,12 @@ PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's
 SLOW = f"--env-id CartPole-v1 --num-envs 8 {ROLLOUT} --wrappers benchmarks.ddp.Slow"  # 2 ms a step
 
 
-def ours(script, flags, warm_up, steps):
+def ours(script, flags, warm_up, steps, threads=1):
     """Steps per second of a script, between the first row after the warm-up and the last."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, ROOT / f"{script}.py", *flags.split(), *NEVER.split()]
-        call(*command, "--total-timesteps", warm_up + steps, "--run-dir", f"{folder}/run")
+        times = "--total-timesteps", warm_up + steps
+        call(*command, *times, "--run-dir", f"{folder}/run", OMP_NUM_THREADS=str(threads))
         with Path(folder, "run/metrics.csv").open() as file:
             rows = list(csv.DictReader(file))
     warm = next(row for row in rows if float(row["step"]) >= warm_up)
