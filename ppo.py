@@ -588,7 +588,7 @@ TUNED = {
                     "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
                     "total_timesteps": 147_000} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
-                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 197_000},
+                   "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 998_000},
     "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8,
                        "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},

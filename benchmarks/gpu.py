@@ -88,8 +88,8 @@ def main():
         entry = stamp(f"{script}.py") | {"CPU": [on_cpu.get(name) or rate(name, "cpu")]}
         entry["GPU"] = [rate(name, args.device)]
         if name in PEERS:
-            entry["other"] = [round(peer_rate(name, args.device, args.steps or steps))]
-        print(f"{name}: {[entry.get(side) for side in ('CPU', 'GPU', 'other')]}", flush=True)
+            entry["Stable-Baselines3"] = [round(peer_rate(name, args.device, args.steps or steps))]
+        print(f"{name}: {[entry.get(side) for side in ('CPU', 'GPU', 'Stable-Baselines3')]}", flush=True)
         if not args.steps:
             entry["machine"] += f", {torch.cuda.get_device_name()}"
             write("gpu", read("gpu") | {name: entry})
