@@ -84,8 +84,8 @@ def main():
     with ThreadPoolExecutor(max(cores // 2, 1)) as pool:  # each has a thread: they do not disturb one another
         on_cpu = dict(zip(vectors, pool.map(lambda name: rate(name, "cpu"), vectors)))
     for name in names:
-        script, _, steps = RUNS[name]
-        entry = stamp(f"{script}.py") | {"CPU": [on_cpu.get(name) or rate(name, "cpu")]}
+        script, flags, steps = RUNS[name]
+        entry = stamp(f"{script}.py", flags.split()[1]) | {"CPU": [on_cpu.get(name) or rate(name, "cpu")]}
         entry["GPU"] = [rate(name, args.device)]
         if name in PEERS:
             entry["Stable-Baselines3"] = [round(peer_rate(name, args.device, args.steps or steps))]
