@@ -192,9 +192,9 @@ class Site:
         return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)
 
     def pictures(self, text, base, kind):
-        """(address, description) of the pictures in a text."""
-        found = re.findall(rf"!\[([^]]*)\]\(([^)]*\.{kind})\)", text)
-        return [(self.target(path, base), inline(words)) for words, path in found]
+        """(address, description) of the pictures in a text whose description or path matches `kind`."""
+        found = re.findall(r"!\[([^]]*)\]\(([^)]*)\)", text)
+        return [(self.target(path, base), inline(words)) for words, path in found if re.search(kind, words + path)]
 
     def write(self, name, **given):
         """Write a page."""
@@ -221,6 +221,7 @@ def build(folder: Path = REPO / "site", names: tuple[str, ...] | None = None):
         links = {"." * ("." in href) + name: href for name, href in LINKS.items() if "." not in name}
         site.write(script.name, script=script, markup=highlight(script.text, links=links))
     LINKS.clear()
+    LINKS.update({f"{name}.py": f"{name}.html" for name in site.scripts})
     pages = [path.stem for path in sorted(Path(REPO, "docs").glob("*.md")) if path.stem not in site.scripts]
     for name in pages:
         site.write(name, text=read(f"docs/{name}.md"))

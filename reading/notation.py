@@ -85,7 +85,7 @@ KINDS = {
     "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # e.g, 1 M
     "genitive": rf"(?:\b(?!(?:{LATIN})\b)[^\W_]+|(?<=\w))['’]s\b",
     "sign": r"<-|->|<=|>=|\|\||(?<= )\*(?= )|\bsqrt\b",
-    "times": r"(?<=[\d)] )x(?= [\w(-])",
+    "times": r"(?<=[\d)\]] )x(?= [\w([-])",
     "minus": r"(?:^|(?<=[\s([]))-(?=[\s\w(])",
     "power": r"(?<=[)\]\w])\^[\w*]+",  # (r - 1)^2
     "formula": rf"(?<![\w^'’])(?<!\w[-+])(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*",  # r, A_t, theta^-
@@ -132,6 +132,7 @@ def marked(match):
 
 def inline(text):
     """A sentence as HTML: code, links to papers, and variables, as far as they look like it."""
+    text = re.sub("[₀-₉]", lambda match: f"_{int(match[0])}", text)
     parts, at = "", 0
     for match in INLINE.finditer(text):
         parts += prose(text[at : match.start()]) + marked(match)
