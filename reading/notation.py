@@ -106,7 +106,8 @@ def is_article(match):
 
 def code_word(name):
     """Code in a sentence."""
-    markup = tag("code", escape(name, quote=False))
+    short = {"class_": "kept"} if len(name) < 25 else {}
+    markup = tag("code", escape(name, quote=False), **short)
     return tag("a", markup, href=LINKS[name]) if name in LINKS else markup
 
 
@@ -132,7 +133,7 @@ def marked(match):
 
 def inline(text):
     """A sentence as HTML: code, links to papers, and variables, as far as they look like it."""
-    text = re.sub("[₀-₉]", lambda match: f"_{int(match[0])}", text)
+    text = re.sub("[₀-₉]", lambda match: f"_{ord(match[0]) - 0x2080}", text)
     parts, at = "", 0
     for match in INLINE.finditer(text):
         parts += prose(text[at : match.start()]) + marked(match)
