@@ -60,18 +60,6 @@ def mathml(text, is_inline):
     return re.sub("^<math.*?>", f"<math{style}>", convert(latex(text, is_inline)))
 
 
-def equation(text):
-    """An equation as MathML. A long one may be broken before a relation or a term of a sum."""
-    parts = []
-    for part in re.split(r" (?=(?:[-=~+−←]|<-|<=) )|(?<=[,;]) ", text):
-        last = parts[-1] if parts else ""
-        is_open = sum(map(last.count, "([{")) > sum(map(last.count, ")]}"))
-        parts[-1:] = [f"{last} {part}"] if is_open else [*parts[-1:], part]
-    sign = re.compile("<mrow><mo>(?=&#x0(?:003D|002B|2212|2190|223C))")  # spaced as within a line
-    between = "<mrow><mo form='infix' lspace='0'>"
-    return " ".join(sign.sub(between, mathml(part, False)) for part in parts)
-
-
 # ------------------------------------------------------------------------------------- in sentences
 LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)(?=_)"
 INDEX = r"['′](?!\w)|\d(?!\d)|\*(?![\w(]| [\d(])"
@@ -111,12 +99,6 @@ def code_word(name):
     return tag("a", markup, href=LINKS[name]) if name in LINKS else markup
 
 
-def prose(text):
-    """Plain words, with the quotation marks and apostrophes of a book."""
-    text = re.sub(r'"([^"]+)"', r"“\1”", text)
-    return escape(re.sub(r"(?<=\w)'|^'(?=s\b)", "’", text), quote=False)
-
-
 def marked(match):
     """The HTML of one match of INLINE."""
     kind, word = match.lastgroup, match[0]
@@ -125,7 +107,7 @@ def marked(match):
     if kind in ADDRESSES:
         return tag("a", word, href=ADDRESSES[kind] + word.removeprefix("doi "))
     if kind in ("hyphen", "genitive") or is_article(match):
-        return prose(word)
+        return escape(word, quote=False)
     if kind == "power":
         return tag("sup", inline(word[1:]))
     return SIGNS[word] if kind in ("sign", "times", "minus") else mathml(word, True)
@@ -136,10 +118,10 @@ def inline(text):
     text = re.sub("[₀-₉]", lambda match: f"_{ord(match[0]) - 0x2080}", text)
     parts, at = "", 0
     for match in INLINE.finditer(text):
-        parts += prose(text[at : match.start()]) + marked(match)
+        parts += escape(text[at : match.start()], quote=False) + marked(match)
         at = match.end()
     kept = r"[([|]*<math(?:(?!</math>).)*</math>[])|,.;:]*"  # no line ends inside
-    return re.sub(kept, r'<span class="kept">\g<0></span>', parts + prose(text[at:]))
+    return re.sub(kept, r'<span class="kept">\g<0></span>', parts + escape(text[at:], quote=False))
 
 
 # --------------------------------------------------------------------------------------- docstrings
@@ -180,7 +162,7 @@ def indented(lines):
     out = ""
     for part in parts:
         source = part.pop().strip("()., ") if SOURCE.fullmatch(part[-1]) else ""
-        formulas = (tag("div", equation(text.rstrip(",;")), tabindex="0") for text in part)
+        formulas = (tag("div", mathml(text.rstrip(",;"), False), tabindex="0") for text in part)
         out += tag("div", *formulas, source and tag("small", inline(source)), class_="eq")
     return out
 
