@@ -299,7 +299,7 @@ class RainbowNetwork(nn.Module):
 # ------------------------------------------------------------------------------------- replay buffer
 
 # Tensors (B, …). The action was taken at obs; next_obs followed k <= n steps later. `rewards` are the
-# discounted sums of the k rewards in between, `discounts` are gamma^k   (arXiv 1710.02298, eq. 2).
+# discounted sums of the k rewards in between, `discounts` are gamma^k (arXiv 1710.02298, eq. 2).
 NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs terminated discounts")
 
 

@@ -360,7 +360,7 @@ def soft_td_targets(rewards, next_values, next_log_probs, terminated, alpha, gam
 
         y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s'))
 
-    a' is drawn from pi(.|s')   (arXiv 1812.05905, eqs. 2, 3, 5).
+    a' is drawn from pi(.|s') (arXiv 1812.05905, eqs. 2, 3, 5).
     """
     next_values = next_values.amin(0) - alpha * next_log_probs
     return rewards + gamma * next_values * ~terminated

@@ -103,7 +103,7 @@ const dot = ([x, y]) => `<circle cx="${x}" cy="${y}" r="5" class="dot"/>`;
 function bars(series, labels, chosen) {
   const all = Object.values(series).flat(), low = Math.min(0, ...all), high = Math.max(0.1, ...all);
   const at = (value) => 24 + 150 * (high - value) / (high - low), width = 700 / labels.length;
-  const size = Math.min(40, (width - 12) * labels.length / all.length);
+  const size = Math.min(56, (width - 12) * labels.length / all.length);
   const bar = ([name, xs], k, i) => {
     const x = (i + 0.5) * width + (k - all.length / labels.length / 2) * size;
     const y = at(Math.max(xs[i], 0)), height = at(Math.min(xs[i], 0)) - y, css = i === chosen ? "on" : "";
@@ -116,13 +116,13 @@ function bars(series, labels, chosen) {
   return path([[0, at(0)], [700, at(0)]]) + labels.map(column).join("");
 }
 
-// Lines through points, {class: [[x, y], …]}, between two corners of the picture; and a dot.
-function lines(series, [x0, y0], [x1, y1], point) {
+// Lines through points, {class: [[x, y], …]}, between two corners of the picture; and a dot. Label: of x.
+function lines(label, series, [x0, y0], [x1, y1], point) {
   const height = (y) => 185 * (clamp(y, y0, y1) - y0) / (y1 - y0);
   const at = ([x, y]) => [30 + 640 * (x - x0) / (x1 - x0), 200 - height(y)];
   const all = { "": [[x0, 0], [x1, 0]], axis: [[0, y0], [0, y1]], ...series };
   return Object.entries(all).map(([css, points]) => path(points.map(at), css)).join("") +
-    text(30, 215, short(x0)) + text(670, 215, short(x1)) + dot(at(point));
+    text(30, 215, short(x0)) + text(350, 215, label) + text(670, 215, short(x1)) + dot(at(point));
 }
 
 // Sliders {label: [least, most, first, step, names of the values]} and buttons {label: what it does} above
@@ -190,7 +190,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
       const series = { thin: xs.map((x) => [x, x * A]), thick: xs.map((x) => [x, L(x)]) };
       const way = isFlat ? "It is clipped: <b>no gradient</b>."
         : `The gradient makes the action ${A > 0 ? "more" : "less"} likely.`;
-      return [lines(series, [0.2, -4], [2, 4], [r, L(r)]), `min(r A, clip(r) A) = min(${short(r * A)},
+      return [lines("the ratio r; thin: r A", series, [0.2, -4], [2, 4], [r, L(r)]), `min(r A, clip(r) A) = min(${short(r * A)},
         ${short(clamp(r, 1 - ε, 1 + ε) * A)}) = <b>${short(L(r))}</b>. ${way}`];
     });
   },
@@ -300,7 +300,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
   },
   es_gradient(place, calls) { // the return F has its top in the middle
     const [, first] = calls.find(([name]) => name === "make_candidates");
-    const at = ([x, y]) => [320 + 110 * x, 140 - 50 * y], F = ([x, y]) => -(x ** 2) - 2 * y ** 2;
+    const at = ([x, y]) => [350 + 100 * x, 118 - 42 * y], F = ([x, y]) => -(x ** 2) - 2 * y ** 2;
     const ranksOf = (candidates) => compute.centered_ranks({ returns: candidates.map(F) });
     const turn = () => Math.cos(2 * Math.PI * Math.random());
     const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * turn();
@@ -317,7 +317,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     figure(place, "pairs, ranks and a step", sliders, (sigma, α) => {
       const candidates = ask(sigma), places = candidates.map(at), target = next(sigma, α);
       const [cx, cy] = at([0, 0]), theta = trail.at(-1);
-      const hill = (k) => `<ellipse cx="${cx}" cy="${cy}" rx="${110 * k}" ry="${35 * k}"/>`;
+      const hill = (k) => `<ellipse cx="${cx}" cy="${cy}" rx="${100 * k}" ry="${30 * k}"/>`;
       const pairs = noise.map((_, k) => path(places.slice(2 * k, 2 * k + 2)));
       const steps = path([...trail, target].map(at), "thick");
       const number = (rank, i) => text(places[i][0], places[i][1] + 4, short(rank), "on");
@@ -335,7 +335,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         return [action, Math.exp(log_density)];
       });
       const [a, density] = points[200].map(short);
-      return [lines({ thick: points }, [-1, 0], [1, 2.5], points[200]), `In the middle of the Gaussian,
+      return [lines("the action", { thick: points }, [-1, 0], [1, 2.5], points[200]), `In the middle of the Gaussian,
         u = ${short(m)}, the action is ${a} and its density ${density}. A wide one piles up at the bounds.`];
     });
   },

@@ -42,6 +42,7 @@ def latex(text, is_inline):
     bare = lambda operand: re.sub(rf"^\(({INSIDE})\)$", r"\1", operand)
     fraction = lambda match: rf"{match[1]}\frac{{{bare(match[2])}}}{{{bare(match[3])}}}"
     text = re.sub(rf"(^|[-=,+([~] ?)({OPERAND}) ?/ ?({OPERAND})", fraction, text)
+    text = re.sub(r"\b1e-(\d)", r"10^{-\1}", text)
     text = re.sub(r"\b([A-Za-z])(\d)", r"\1_\2", text)  # s0
     text = re.sub(r"(?<=[\w′}])\^?\*", r"^\\ast ", text)  # a*
     text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?′*))", r"\1{\2\3}", text)  # pi_old
@@ -61,13 +62,13 @@ def mathml(text, is_inline):
 
 
 # ------------------------------------------------------------------------------------- in sentences
-LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)(?=_)"
+LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax|log)(?=_)"
 INDEX = r"['′](?!\w)|\d(?!\d)|\*(?![\w(]| [\d(])"
 INDEX += r"|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 KINDS = {
     "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
     "many": r"\b\w+(?:_[a-z]{2,}){2,}",  # max_episode_steps
-    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
+    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax|log)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
     "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
     "doi": r"doi 10\.\S+\w",
     "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # e.g, 1 M

@@ -144,7 +144,7 @@ def test_ars(script):
 def test_step(script):
     """theta = 0, sigma 0.5, one pair: +eps = 1 returns 1, -eps = -1 returns 3. Mean 2, deviation 1: fitnesses -1, 1.
 
-    sum F eps = -1 x 1 + 1 x (-1) = -2;  alpha / (N sigma) = 0.1 / (2 x 0.5) = 0.1: theta becomes -0.2.
+    sum F eps = -1 x 1 + 1 x (-1) = -2; alpha / (N sigma) = 0.1 / (2 x 0.5) = 0.1: theta becomes -0.2.
     Equal returns: nothing to learn. Then 40, 20: mean 30, deviation 10, fitnesses 1, -1: back to 0.
 
     Weight decay: the gradient (1, -6) / 2 of test_gradient, minus 0.5 theta, is (0.5 - 0.5, -3 - 1); times 0.1.

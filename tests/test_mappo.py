@@ -264,7 +264,7 @@ def test_value_loss(script):
 def test_only_active_rows_count(script):
     """eps = 0.2; the last row is not active: its ratio is infinite. Ratios 1.5, 0.5, 1.5, 0.5, A = 2, 2, -2, -2:
 
-    min(3, 2.4) = 2.4;  min(1, 1.6) = 1;  min(-3, -2.4) = -3;  min(-1, -1.6) = -1.6;  the mean is -0.3, the loss 0.3,
+    min(3, 2.4) = 2.4; min(1, 1.6) = 1; min(-3, -2.4) = -3; min(-1, -1.6) = -1.6; the mean is -0.3, the loss 0.3,
     less 0.1 times the mean entropy of 1, 2, 3, 4. Values of 1 where 0 was before and the return is 3: 2²/2; clipped to
     0.5, 2.5²/2. Returns 0, 4 less values are 1, 3: 1 - 1/4 of their variance was foreseen.
     """
