@@ -6,6 +6,7 @@ single operands: a / (b c). Names of Python stand in backticks.
 """
 
 import re
+import unicodedata
 from html import escape
 from itertools import groupby, zip_longest
 
@@ -62,13 +63,13 @@ def mathml(text, is_inline):
 
 
 # ------------------------------------------------------------------------------------- in sentences
-LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax|log)(?=_)"
+LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)(?=_)|log(?=_\d)"
 INDEX = r"['′](?!\w)|\d(?!\d)|\*(?![\w(]| [\d(])"
 INDEX += r"|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 KINDS = {
     "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
     "many": r"\b\w+(?:_[a-z]{2,}){2,}",  # max_episode_steps
-    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax|log)_)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
+    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax)_|log_\d)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
     "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
     "doi": r"doi 10\.\S+\w",
     "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # e.g, 1 M
@@ -95,8 +96,8 @@ def is_article(match):
 
 def code_word(name):
     """Code in a sentence."""
-    short = {"class_": "kept"} if len(name) < 25 else {}
-    markup = tag("code", escape(name, quote=False), **short)
+    hyphenated = r"(?<!\S)\S{0,12}-\S{1,24}(?!\S)"  # no line ends inside
+    markup = tag("code", re.sub(hyphenated, r'<span class="kept">\g<0></span>', escape(name, quote=False)))
     return tag("a", markup, href=LINKS[name]) if name in LINKS else markup
 
 
@@ -114,9 +115,15 @@ def marked(match):
     return SIGNS[word] if kind in ("sign", "times", "minus") else mathml(word, True)
 
 
+def small_sign(match):
+    """A raised or lowered sign of Unicode, such as ², as ^2 or _2."""
+    kind, code = unicodedata.decomposition(match[0]).split()
+    return ("^" if kind == "<super>" else "_") + chr(int(code, 16))
+
+
 def inline(text):
     """A sentence as HTML: code, links to papers, and variables, as far as they look like it."""
-    text = re.sub("[₀-₉]", lambda match: f"_{ord(match[0]) - 0x2080}", text)
+    text = re.sub("[¹²³⁰-⁹ⁿⁱ₀-₉ₖᵢ]", small_sign, text)
     parts, at = "", 0
     for match in INLINE.finditer(text):
         parts += escape(text[at : match.start()], quote=False) + marked(match)
