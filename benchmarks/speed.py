@@ -68,7 +68,7 @@ import gymnasium as gym, minigrid
 from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 see = lambda env: ImgObsWrapper(RGBImgPartialObsWrapper(env))
 envs = make_vec_env("MiniGrid-DoorKey-5x5-v0", 8, seed=1, wrapper_class=see)
-model = PPO("CnnPolicy", envs, n_steps=128, batch_size=64, n_epochs=10, learning_rate=2.5e-4, ent_coef=0.01, **common)
+model = PPO("CnnPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=5e-4, ent_coef=0.01, **common)
 """
 ROLLOUT = "--num-steps 128 --num-minibatches 4 --update-epochs 4 --learning-rate 2.5e-4 --gamma 0.99 --gae-lambda 0.95"
 ROLLOUT += " --ent-coef 0.01"
@@ -76,8 +76,8 @@ REPLAY = "--env-id Pendulum-v1 --hidden-sizes 256 256 --batch-size 256 --learnin
 DQN_FLAGS = "--num-envs 1 --train-frequency 4 --gradient-steps 1 --batch-size 64 --no-double --hidden-sizes 64 64"
 DQN_FLAGS += " --learning-starts 1000 --buffer-size 10000 --learning-rate 2.5e-4 --no-anneal-lr --tau 1"
 DQN_FLAGS += " --target-network-frequency 500 --exploration-fraction 0.5 --no-normalize-obs"
-PIXELS = "--env-id MiniGrid-DoorKey-5x5-v0 --num-envs 8 --num-steps 128 --num-minibatches 16 --update-epochs 10"
-PIXELS += " --learning-rate 2.5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01"
+PIXELS = "--env-id MiniGrid-DoorKey-5x5-v0 --num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4"
+PIXELS += " --learning-rate 5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01"
 PIXELS += " --wrappers minigrid.wrappers.RGBImgPartialObsWrapper minigrid.wrappers.ImgObsWrapper"
 PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's code)
     "PPO": ("ppo", f"--num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO),
