@@ -16,7 +16,7 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (67500, 560),
+    "ppo.py": (68000, 560),
     "ddpg_td3.py": (64500, 475),
     "dqn.py": (57000, 375),
     "es.py": (60500, 380),
@@ -29,7 +29,7 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "qlearning.py": (50000, 300),
     "rainbow.py": (74500, 680),
     "reinforce.py": (48000, 295),
-    "sac.py": (65000, 515),
+    "sac.py": (65500, 515),
 }
 RUN_CHARACTERS = 24_200
 
