@@ -603,7 +603,8 @@ TUNED = {
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
                          "total_timesteps": 3_000_000},
-    "MiniGrid-Empty-5x5-v0": MINIGRID, "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
+    "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
+    "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
     # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
