@@ -587,9 +587,10 @@ def test_short_forms_of_flags(script):
         found = script.tuned("Acrobot", "--seed", "3")
     assert found == script.tuned(env_id="Acrobot-v1", seed=3)
     for flags in (["--total-timesteps", "2e6"], ["--total-timesteps=2e6"]):
+        found = None
         with contextlib.suppress(SystemExit):
             found = script.tuned(*flags)
-        assert found.total_timesteps == 2_000_000
+        assert found == script.tuned(total_timesteps=2_000_000)
     assert script.tuned("--run-dir", "runs/1e6").run_dir == "runs/1e6"
 
 
