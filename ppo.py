@@ -582,6 +582,8 @@ MUJOCO = {"num_envs": 1, "num_steps": 2048, "anneal_lr": True, "ent_coef": 0.0, 
 ATARI = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4,
          "anneal_lr": True, "clip_coef": 0.1, "ent_coef": 0.01, "clip_reward": True,
          "total_timesteps": 10_000_000} | AS_THEY_ARE  # fmt: skip
+MINIGRID = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 5e-4,
+            "anneal_lr": True, "ent_coef": 0.01, "total_timesteps": 200_000}  # fmt: skip
 TUNED = {
     # confirmed with several seeds: benchmarks/results/ppo_scores.json
     "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "update_epochs": 4, "learning_rate": 2e-3,
@@ -601,6 +603,8 @@ TUNED = {
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
                          "total_timesteps": 3_000_000},
+    "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
+    "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
     # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
@@ -849,7 +853,7 @@ FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps"
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [f"{float(flag):.0f}" if re.fullmatch(r"[\d.]+e\d+", flag) else flag for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.0f}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     for flag, value in zip(flags, flags[1:]):

@@ -1,13 +1,14 @@
-"""These scripts beside Stable-Baselines3, sb3-contrib and CleanRL: same machine, environments and evaluation.
+"""These scripts beside Stable-Baselines3, sb3-contrib, SBX and CleanRL: same machine, environments and evaluation.
 
-    python benchmarks/peers.py [NAME …] [--seeds 1 2 3] [--sides ours peer CleanRL] [--venv FOLDER] [--steps N]
+    python benchmarks/peers.py [NAME …] [--seeds 1 2 3] [--sides ours peer SBX CleanRL] [--venv FOLDER] [--steps N]
 
 NAME: as in data/rl_zoo.json, such as "PPO CartPole-v1", or its first word; none: all. Ours has the settings of TUNED.
 The peer, Stable-Baselines3 or sb3-contrib, has those that rl-zoo (github.com/DLR-RM/rl-baselines3-zoo, commit 22e3ff2)
-has tuned for the environment; CleanRL's file has its defaults. Each side trains on one thread, with 20 episodes after
-every 20th part of its steps; at the end 100 deterministic episodes give the score. Seconds are those of training alone.
-The threshold is Gymnasium's for the environment. The peers live in virtual environments in FOLDER, which the command
-makes. Writes benchmarks/results/peers.json, a seed at a time, and skips what is there.
+has tuned for the environment. So has SBX, which is Stable-Baselines3 in JAX. CleanRL's file has its defaults. Each side
+trains on one thread, SBX on one core, with 20 episodes after every 20th part of its steps; at the end 100 deterministic
+episodes give the score. Seconds are those of training alone; those of SBX's first update, which compiles, are among
+them, and also by themselves. The threshold is Gymnasium's for the environment. The peers live in virtual environments
+in FOLDER, which the command makes. Writes benchmarks/results/peers.json, a seed at a time, and skips what is there.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from common import ROOT, call, keep, missing, stamp, thin
 PEERS = ["stable-baselines3==2.9.2", "sb3-contrib==2.9.2"]
 PACKAGES = {
     "peer": ["-r", ROOT / "requirements.txt", "gymnasium[mujoco]", *PEERS],
+    "SBX": ["-r", ROOT / "requirements.txt", *PEERS, "sbx-rl==0.28.0", "jax==0.10.2"],
     "CleanRL": ["gymnasium[classic-control]==0.29.1", "numpy<2", "tensorboard", "tyro", "torch==2.13.0"],
 }
 CLEANRL = "https://github.com/vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
@@ -43,6 +45,7 @@ CLEANRL_FILES = {  # what one must read, and the actions that the script's globa
     "DQN": (["cleanrl/dqn.py", "cleanrl_utils/buffers.py"], lambda trained, obs: trained["q_network"](obs).argmax(1)),
 }
 CLEANRL_TASKS = [f"{name} {env_id}" for name in CLEANRL_FILES for env_id in ("CartPole-v1", "Acrobot-v1")]
+SBX_TASKS = ["PPO CartPole-v1", "PPO Pendulum-v1", "DQN CartPole-v1", "TD3 Pendulum-v1", "SAC Pendulum-v1"]
 OURS = {"PPO": "ppo", "DQN": "dqn", "TD3": "ddpg_td3", "SAC": "sac", "ARS": "es", "MaskablePPO": "ppo_masked"}
 
 
@@ -92,7 +95,15 @@ def train_ours(name, seed, steps, folder):
     return {"returns": mean, "steps": taken, "curve": curve, "lines": lines}
 
 
-def train_peer(name, seed, steps):
+def train_sbx(name, seed, steps):
+    """Train and score SBX in this process, on one core: the figures of one run. The first update compiles."""
+    import sbx
+
+    os.sched_setaffinity(0, {seed % os.cpu_count()})  # JAX takes no number of threads
+    return train_peer(name, seed, steps, sbx)
+
+
+def train_peer(name, seed, steps, library=None):
     """Train and score the peer in this process: the figures of one run."""
     import numpy as np
     import sb3_contrib
@@ -132,9 +143,9 @@ def train_peer(name, seed, steps):
     for field in ("learning_rate", "clip_range"):
         if isinstance(settings.get(field), list):
             settings[field] = lambda remaining, first=settings[field][1]: first * remaining
-    maker = getattr(sb3_contrib if algorithm in ("ARS", "MaskablePPO") else stable_baselines3, algorithm)
+    library = library or (sb3_contrib if algorithm in ("ARS", "MaskablePPO") else stable_baselines3)
     policy = settings.pop("policy", "MlpPolicy")
-    model = maker(policy, envs, seed=seed, device="cpu", **settings)
+    model = getattr(library, algorithm)(policy, envs, seed=seed, device="cpu", **settings)
 
     def score(episodes):
         if normalize is not None:
@@ -150,14 +161,27 @@ def train_peer(name, seed, steps):
         def _on_step(self):
             return True
 
+    updates = []  # seconds of each
+    update = model.train
+
+    def timed(*given, **more):
+        begun = time.monotonic()
+        update(*given, **more)
+        updates.append(time.monotonic() - begun)
+
+    model.train = timed
     watch = Watch(score, total)
     model.learn(total, callback=Callback())
     watch.look(model.num_timesteps)
     parts = [model, model.policy, envs, getattr(model, "rollout_buffer", None) or getattr(model, "replay_buffer", None)]
-    classes = {kind for part in parts for kind in type(part).__mro__ if kind.__module__.startswith(("stable_", "sb3_"))}
+    classes = {
+        kind for part in parts for kind in type(part).__mro__ if kind.__module__.startswith(("stable_", "sb3_", "sbx"))
+    }
     lines = sum(len(Path(file).read_text().splitlines()) for file in {inspect.getsourcefile(kind) for kind in classes})
     others.seed(seed + 20_000)
-    return {"returns": score(100), "steps": model.num_timesteps, "curve": watch.curve, "lines": lines}
+    compiling = round(updates[0] - sorted(updates)[len(updates) // 2], 1) if updates else 0.0
+    figures = {"returns": score(100), "steps": model.num_timesteps, "curve": watch.curve, "lines": lines}
+    return figures | {"compiling": compiling}
 
 
 def train_cleanrl(name, seed, steps, source):
@@ -230,7 +254,7 @@ def interpreter(side, folder):
     return python
 
 
-SIDES = {"ours": train_ours, "peer": train_peer, "CleanRL": train_cleanrl}
+SIDES = {"ours": train_ours, "peer": train_peer, "SBX": train_sbx, "CleanRL": train_cleanrl}
 
 
 def main():
@@ -245,7 +269,7 @@ def main():
     args = parser.parse_args()
     if args.one:
         with tempfile.TemporaryDirectory() as folder:
-            more = {"ours": [folder], "peer": [], "CleanRL": [f"{args.venv}/CleanRL/source"]}[args.one]
+            more = {"ours": [folder], "CleanRL": [f"{args.venv}/CleanRL/source"]}.get(args.one, [])
             print("FIGURES", json.dumps(SIDES[args.one](args.names[0], args.seeds[0], args.steps, *more)))
         return
     tasks = [name for name in ZOO if not args.names or name in args.names or name.split()[0] in args.names]
@@ -253,12 +277,13 @@ def main():
         parser.error(f"no such task; there are: {', '.join(ZOO)}")
     for name in tasks:
         for side in args.sides:
-            if side == "CleanRL" and name not in CLEANRL_TASKS:
+            if name not in {"CleanRL": CLEANRL_TASKS, "SBX": SBX_TASKS}.get(side, ZOO):
                 continue
             key = f"{name}, {side}"
             stamped = stamp(f"{OURS[name.split()[0]]}.py", name.split()[1])
-            if side == "peer":
-                stamped |= {"script": None, "text": f"{PEERS} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
+            if side in ("peer", "SBX"):
+                versions = PEERS if side == "peer" else PACKAGES[side][-2:]
+                stamped |= {"script": None, "text": f"{versions} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
             elif side == "CleanRL":
                 stamped |= {"script": None, "text": f"{CLEANRL} {PACKAGES[side]}"}
                 stamped["commit"] = f"CleanRL {CLEANRL[1][:7]}"

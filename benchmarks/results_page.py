@@ -39,6 +39,7 @@ COLUMNS = {  # title: the list of an entry, with an item for each seed, and what
     "on the GPU": ("GPU", max),
     "Stable-Baselines3 on the GPU": ("Stable-Baselines3", max),
     "memory, MiB": ("memory", max),
+    "compiling": ("compiling", statistics.median),
     "largest `q` / bound": ("q", max),
     "lines to read": ("lines", max),
 }
@@ -147,6 +148,19 @@ def peers(file):
         sides = [found.get(f"{task}, {side}", {}) for side in ("ours", "peer", "CleanRL")]
         cells = [" / ".join(cell(side, title) for side in sides if side) for title in titles]
         rows.append([task, *map(score, sides), cell(sides[0], "seeds"), *cells, cell(sides[0], "commit")])
+    return table(*rows)
+
+
+def sbx(file):
+    """A row for each task that SBX has trained on, ours beside it."""
+    titles = ["steps to threshold", "seconds to threshold"]
+    rows = [["task", "score", "SBX's", *titles, "seconds that SBX compiles", "seeds", "commit"]]
+    found = read(file)
+    for task in [key.removesuffix(", SBX") for key in found if key.endswith(", SBX")]:
+        ours, other = found.get(f"{task}, ours", {}), found[f"{task}, SBX"]
+        cells = [" / ".join(cell(side, title) for side in (ours, other)) for title in titles]
+        ends = [cell(other, "compiling"), cell(other, "seeds"), cell(ours, "commit")]
+        rows.append([task, score(ours), score(other), *cells, *ends])
     return table(*rows)
 
 
@@ -265,18 +279,18 @@ def draw_panels(file, panels, ylabel, xscale="linear"):
 
 def draw_curves():
     """The curves of each script, and of the peers beside ours."""
-    tasks, colors = {}, {"ours": "C0", "peer": "C1", "CleanRL": "C2"}
+    tasks, colors = {}, {"ours": "C0", "peer": "C1", "CleanRL": "C2", "SBX": "C3"}
     for key, entry in sorted(read("peers").items()):
         task, side = key.split(", ")
         tasks.setdefault(task, {})[colors[side]] = entry
-    label = "return of an evaluation (blue: these scripts, orange: Stable-Baselines3, green: CleanRL)"
+    label = "return of an evaluation (blue: these scripts, orange: Stable-Baselines3, red: SBX, green: CleanRL)"
     draw_panels("peers.png", tasks, label, "log")
     for script in {*SCRIPTS, "ppod"} - {"ppo_masked"}:  # the figure of its ablation has the curves
         found = {env_id: {"C0": entry} for env_id, entry in read(f"{script}_scores").items() if " " not in env_id}
         draw_panels(f"{script}_curves.png", found, "return")
 
 
-KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, unknown, settings, total)}
+KINDS = {maker.__name__: maker for maker in (scores, intervals, variants, grid, peers, sbx, unknown, settings, total)}
 
 
 def written(mark):

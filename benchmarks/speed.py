@@ -24,7 +24,7 @@ NEVER = "--eval-every 1000000000 --checkpoint-every 1000000000 --eval-episodes 1
 # What a peer does, with `model` to be trained; then how many steps to leave out, and how many to time.
 HEAD = """
 import time, torch
-torch.set_num_threads(1)
+torch.set_num_threads({threads})
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise
@@ -63,17 +63,29 @@ envs = make_vec_env("Taxi-v4", n_envs=8, seed=1, wrapper_class=ActionMasker, wra
 model = MaskablePPO("MlpPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4, ent_coef=0.01,
                     policy_kwargs=dict(net_arch=[64, 64]), **common)
 """
+IMAGES = """
+import gymnasium as gym, minigrid
+from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+see = lambda env: ImgObsWrapper(RGBImgPartialObsWrapper(env))
+envs = make_vec_env("MiniGrid-DoorKey-5x5-v0", 8, seed=1, wrapper_class=see)
+model = PPO("CnnPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=5e-4, ent_coef=0.01, **common)
+"""
 ROLLOUT = "--num-steps 128 --num-minibatches 4 --update-epochs 4 --learning-rate 2.5e-4 --gamma 0.99 --gae-lambda 0.95"
 ROLLOUT += " --ent-coef 0.01"
 REPLAY = "--env-id Pendulum-v1 --hidden-sizes 256 256 --batch-size 256 --learning-starts 256 --gamma 0.99"
 DQN_FLAGS = "--num-envs 1 --train-frequency 4 --gradient-steps 1 --batch-size 64 --no-double --hidden-sizes 64 64"
 DQN_FLAGS += " --learning-starts 1000 --buffer-size 10000 --learning-rate 2.5e-4 --no-anneal-lr --tau 1"
 DQN_FLAGS += " --target-network-frequency 500 --exploration-fraction 0.5 --no-normalize-obs"
+PIXELS = "--env-id MiniGrid-DoorKey-5x5-v0 --num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4"
+PIXELS += " --learning-rate 5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01"
+PIXELS += " --wrappers minigrid.wrappers.RGBImgPartialObsWrapper minigrid.wrappers.ImgObsWrapper"
 PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's code)
     "PPO": ("ppo", f"--num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO),
     "DQN": ("dqn", DQN_FLAGS, 2_000, 10_000, DQN),
     "TD3": ("ddpg_td3", f"{REPLAY} --exploration-noise 0.1", 400, 2_000, TD3),
     "SAC": ("sac", REPLAY, 400, 1_500, SAC),
+    "PPO, images": ("ppo", PIXELS, 2_048, 6_144, IMAGES),
+    "PPO, images, two threads": ("ppo", PIXELS, 2_048, 6_144, IMAGES),
     "masked PPO": ("ppo_masked", f"--env-id Taxi-v4 --num-envs 8 {ROLLOUT}", 8_192, 60_000, MASKED),
 }
 
@@ -120,11 +132,12 @@ def main():
         return
     for name in args.names or PAIRS:
         script, flags, warm_up, steps, code = PAIRS[name]
+        threads = 2 if "two threads" in name else 1
         pairs = []
         for _ in range(args.repeats):
             tail = TAIL.format(warm_up=warm_up, steps=steps)
-            printed, _ = call(interpreter("peer", args.venv), "-c", HEAD + code + tail)
-            pairs.append((ours(script, flags, warm_up, steps), float(printed.split("RATE")[1])))
+            printed, _ = call(interpreter("peer", args.venv), "-c", HEAD.format(threads=threads) + code + tail)
+            pairs.append((ours(script, flags, warm_up, steps, threads), float(printed.split("RATE")[1])))
         ratios = [mine / other for mine, other in pairs]
         entry = stamp(f"{script}.py") | {
             "ratios": [round(ratio, 3) for ratio in ratios],

@@ -30,7 +30,7 @@ GAME = {"max_episode_steps": 2500}  # games that need not end
 CHOOSING = {  # name: (discrete or continuous actions, id, arguments of the constructor)
     "Breakout": ("discrete", "worlds:MinAtar/Breakout-v1", GAME),
     "FlappyBird": ("discrete", "flappy_bird_gymnasium:FlappyBird-v0", {"use_lidar": False} | GAME),
-    "DoorKey": ("discrete", "MiniGrid-DoorKey-5x5-v0", {}),
+    "DoorKey": ("discrete", "MiniGrid-DoorKey-6x6-v0", {}),
     "Large rewards": ("discrete", "worlds:Large-v0", {}),
     "Units": ("discrete", "worlds:Units-v0", {}),
     "CartPole swing-up": ("continuous", "shimmy:dm_control/cartpole-swingup-v0", {}),

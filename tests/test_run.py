@@ -576,13 +576,22 @@ class Wide(gym.Env):
         return np.zeros(1, np.float32), 1.0, self.at == 10, False, {}
 
 
-@catches('tuned, an id without its flag: if flags and not flags[0].startswith("-"): -> if False:')
-def test_the_first_word_is_an_id(script):
-    """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`."""
+@catches(
+    'tuned, an id without its flag: if flags and not flags[0].startswith("-"): -> if False:',
+    "tuned, 1e6 behind an equals sign: (^|(?<==)) -> ^",
+)
+def test_short_forms_of_flags(script):
+    """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`, and 2e6 is 2000000."""
     found = None
     with contextlib.suppress(SystemExit):  # of tyro
         found = script.tuned("Acrobot", "--seed", "3")
     assert found == script.tuned(env_id="Acrobot-v1", seed=3)
+    for flags in (["--total-timesteps", "2e6"], ["--total-timesteps=2e6"]):
+        found = None
+        with contextlib.suppress(SystemExit):
+            found = script.tuned(*flags)
+        assert found == script.tuned(total_timesteps=2_000_000)
+    assert script.tuned("--run-dir", "runs/1e6").run_dir == "runs/1e6"
 
 
 def test_config(script):

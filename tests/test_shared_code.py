@@ -16,20 +16,20 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (67500, 560),
+    "ppo.py": (68000, 560),
     "ddpg_td3.py": (64500, 475),
     "dqn.py": (57000, 375),
     "es.py": (60500, 380),
     "maddpg_matd3.py": (77500, 645),
     "mappo.py": (84500, 710),
-    "ppo_ddp.py": (76000, 590),
+    "ppo_ddp.py": (76500, 590),
     "ppo_masked.py": (69500, 555),
     "ppo_rnd.py": (73500, 665),
     "ppod.py": (91500, 885),
     "qlearning.py": (50000, 300),
     "rainbow.py": (74500, 680),
     "reinforce.py": (48000, 295),
-    "sac.py": (65000, 515),
+    "sac.py": (65500, 515),
 }
 RUN_CHARACTERS = 24_200
 
