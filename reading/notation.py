@@ -64,7 +64,7 @@ def mathml(text, is_inline):
 
 # ------------------------------------------------------------------------------------- in sentences
 LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)(?=_)|log(?=_\d)"
-INDEX = r"['′](?!\w)|\d(?!\d)|\*(?![\w(]| [\d(])"
+INDEX = r"['′](?![^\W_])|\d(?!\d)|\*(?![\w(]| [\d(])"
 INDEX += r"|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 KINDS = {
     "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
@@ -77,7 +77,8 @@ KINDS = {
     "sign": r"<-|->|<=|>=|\|\||(?<= )\*(?= )|\bsqrt\b",
     "times": r"(?<=[\d)\]] )x(?= [\w([-])",
     "minus": r"(?:^|(?<=[\s([]))-(?=[\s\w(])",
-    "power": r"(?<=[)\]\w])\^[\w*]+",  # (r - 1)^2
+    "power": r"(?<=[)\]\w])\^-?[\w*]+",  # (r - 1)^2
+    "index": r"(?<=[)\]])_\w+",
     "formula": rf"(?<![\w^'’])(?<!\w[-+])(?:{LETTER})(?!\d[A-Za-z\d])(?:{INDEX})*",  # r, A_t, theta^-
 }
 INLINE = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in KINDS.items()))
@@ -110,20 +111,20 @@ def marked(match):
         return tag("a", word, href=ADDRESSES[kind] + word.removeprefix("doi "))
     if kind in ("hyphen", "genitive") or is_article(match):
         return escape(word, quote=False)
-    if kind == "power":
-        return tag("sup", inline(word[1:]))
+    if kind in ("power", "index"):
+        return tag("sup" if kind == "power" else "sub", inline(word[1:]))
     return SIGNS[word] if kind in ("sign", "times", "minus") else mathml(word, True)
 
 
 def small_sign(match):
     """A raised or lowered sign of Unicode, such as ², as ^2 or _2."""
-    kind, code = unicodedata.decomposition(match[0]).split()
-    return ("^" if kind == "<super>" else "_") + chr(int(code, 16))
+    kind, code = unicodedata.decomposition(match[0][-1]).split()
+    return ("^" if kind == "<super>" else "_") + "-" * ("⁻" in match[0]) + chr(int(code, 16))
 
 
 def inline(text):
     """A sentence as HTML: code, links to papers, and variables, as far as they look like it."""
-    text = re.sub("[¹²³⁰-⁹ⁿⁱ₀-₉ₖᵢ]", small_sign, text)
+    text = re.sub("⁻?[¹²³⁰-⁹ⁿⁱ₀-₉ₖᵢ]", small_sign, text)
     parts, at = "", 0
     for match in INLINE.finditer(text):
         parts += escape(text[at : match.start()], quote=False) + marked(match)
