@@ -76,8 +76,6 @@ const compute = {
   sarsa_target: ({ reward, discount, next_values: q, next_action }) => reward + discount * q[next_action],
   expected_sarsa_target: ({ reward, discount, next_values: q, epsilon }) =>
     reward + discount * (epsilon * sum(q) / q.length + (1 - epsilon) * Math.max(...q)),
-  double_q_target: ({ reward, discount, next_values, other_next_values }) =>
-    reward + discount * other_next_values[best(next_values)],
   make_candidates: ({ theta, noise, sigma }) =>
     noise.flatMap((eps) => [sigma, -sigma].map((size) => theta.map((x, i) => x + size * eps[i]))),
   centered_ranks: ({ returns }) => returns.map((a) =>
@@ -277,15 +275,12 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         = <b>${short(q[s][a])}</b>.`;
       [s, a, episodes] = isOver ? [18, choose(18, ε), episodes + 1] : [next, next_action, episodes];
     };
-    const play = (n) => (...given) => {
-      for (const until = episodes + n; episodes < until;) step(...given);
-    };
+    const play = (...given) => { for (const until = episodes + 100; episodes < until;) step(...given); };
     begin();
-    const names = methods.map((name) => name.replace("_", " "));
+    const names = ["Q-learning", "Sarsa", "expected Sarsa"];
     const rates = { ε: [0.05, 1, epsilon], α: [0, 1, 0.5], γ: [0, 1, discount] };
     const sliders = { ...rates, target: [0, 2, 0, 1, names] };
-    const buttons = { "One step": step, "Begin anew": begin };
-    for (const n of [10, 100, 1000]) buttons[`${n} episodes`] = play(n);
+    const buttons = { "One step": step, "100 episodes": play, "Begin anew": begin };
     figure(place, "a table that learns to walk along a cliff", sliders, () => {
       const at = (i) => [110 + 80 * (i % 6), 5 + 53 * Math.floor(i / 6)];
       const cells = q.map((row, i) => {
@@ -302,8 +297,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
     const [, first] = calls.find(([name]) => name === "make_candidates");
     const at = ([x, y]) => [350 + 100 * x, 118 - 42 * y], F = ([x, y]) => -(x ** 2) - 2 * y ** 2;
     const ranksOf = (candidates) => compute.centered_ranks({ returns: candidates.map(F) });
-    const turn = () => Math.cos(2 * Math.PI * Math.random());
-    const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * turn();
+    const normal = () => sum(range(12).map(Math.random)) - 6; // very nearly
     let trail, noise;
     const begin = () => { [trail, noise] = [[first.theta], first.noise]; };
     const ask = (sigma) => compute.make_candidates({ theta: trail.at(-1), noise, sigma });

@@ -20,7 +20,7 @@ FIGURES = {  # script: {the function where a figure stands: what else the figure
     "ppo": {"compute_gae": [], "compute_vtrace": [], "policy_loss": []},
     "dqn": {"td_targets": []},
     "rainbow": {"NStepBuffer": [], "SumTree": [], "project": []},
-    "qlearning": {"q_learning_target": ["sarsa_target", "expected_sarsa_target", "double_q_target"]},
+    "qlearning": {"q_learning_target": ["sarsa_target", "expected_sarsa_target"]},
     "es": {"es_gradient": ["make_candidates", "centered_ranks"]},
     "sac": {"squashed_gaussian": []},
 }
