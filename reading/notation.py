@@ -46,7 +46,7 @@ def latex(text, is_inline):
     text = re.sub(r"\b1e-(\d)", r"10^{-\1}", text)
     text = re.sub(r"\b([A-Za-z])(\d)", r"\1_\2", text)  # s0
     text = re.sub(r"(?<=[\w′}])\^?\*", r"^\\ast ", text)  # a*
-    text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?′*))", r"\1{\2\3}", text)  # pi_old
+    text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?[′⁺]*))", r"\1{\2\3}", text)  # pi_old
     text = re.sub(r"(^|[=,([{] ?)-(?! )", r"\1−", text)  # the sign of a number has no space behind it
     if not is_inline:
         text = re.sub(r"\b(sum|min|max|argmax)_\{([^}]*)\}", r"\\,\\underset{\2}{\1}\\,", text)

@@ -82,3 +82,13 @@ def test_record_from_a_run(script, tmp_path, monkeypatch):
     agent.begin_episodes(1)
     assert [int(agent.act(obs[None])[0]) for obs in demo.obs[:-1]] == demo.actions[:, 0].tolist()
     assert demo.total == 5 and not demo.terminated
+
+
+def test_tables(monkeypatch):
+    """tables.py copies the table of one run several times; each copy knows at least the states of the one before."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "demos")
+    tables = importlib.import_module("tables")
+    monkeypatch.setattr(tables, "EPISODES", (1, 2, 20))
+    known = [(q != 0).any(1) for q in tables.tables_of("CliffWalking-v1")]
+    assert len(known) == 3 and 0 < known[0].sum() < known[2].sum()
+    assert all((before <= after).all() for before, after in zip(known, known[1:]))
