@@ -176,13 +176,13 @@ def unknown(script):
             row = [name, *[cell(side, title) for side in (ours, peer) for title in titles], cell(chance, "mean"), "–"]
             if ours and peer and chance:
                 score, other, worst = [statistics.mean(side["returns"]) for side in (ours, peer, chance)]
-                shares.append((score - worst) / (other - worst) if other > worst else math.nan)
-                row[-1] = number(shares[-1])
+                if other > worst:  # else there is no gain to share
+                    shares.append((score - worst) / (other - worst))
+                    row[-1] = number(shares[-1])
             rows.append([*row, cell(ours, "commit")])
-        shares = [share for share in shares if share == share]
         if shares:
-            mean = f"{number(statistics.mean(shares))}, lowest {number(min(shares))}"
-            rows.append([f"*{half}: mean*", *["–"] * 9, mean, ""])
+            summary = [number(figure(shares)) for figure in (statistics.mean, statistics.median, min)]
+            rows.append([f"*{half}: mean, median, lowest*", *["–"] * 9, ", ".join(summary), ""])
     return table(*rows)
 
 
