@@ -166,4 +166,4 @@ def test_share(text_of, tmp_path, monkeypatch):
     _, _, *rows = importlib.import_module("results_page").unknown("ppo").splitlines()
     arm, leg, mean = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert arm == ["Arm", "4", "3", "–", "–", "9", "9", "–", "–", "1", "0.375", "–"]
-    assert leg[-2] == "–" and mean[-2] == "0.375, lowest 0.375"
+    assert leg[-2] == "–" and mean[-2] == "0.375, 0.375, 0.375"
