@@ -272,7 +272,7 @@ def train(args):
                 is_over = skipped.all()
             else:  # A2C: the step after an episode's end only resets its environment
                 skipped = dones
-                is_over = len(rollout.obs) == args.n_step
+                is_over = len(rollout.obs) >= args.n_step and not np.all(rollout.skipped)
 
         obs_of_batch, actions, returns = rollout.batch(agent, obs)
         agent.train()  # dropout, if you add it, acts in the loss alone

@@ -118,13 +118,26 @@ ROLLOUTS = [
 SHORT = {"num_envs": 2, "gamma": 0.5, "hidden_sizes": (16,), "learning_rate": 1e-2, "total_timesteps": 11}
 
 
+@catches("train, an update from reset rows alone: and not np.all(rollout.skipped) -> ")
+def test_reset_rows_alone_are_no_batch(script):
+    """With --n-step 1, where episodes end together, a step may do nothing but reset."""
+    loss = script.actor_critic_loss
+
+    def watched_loss(agent, obs, *rest):
+        assert len(obs)
+        return loss(agent, obs, *rest)
+
+    with mock.patch.object(script, "actor_critic_loss", watched_loss):
+        rehearse(script, *[lambda: Walk(PLANS[0], 0)] * 2, **SHORT | {"n_step": 1})
+
+
 @catches(
     "train, learns from what comes after the end: skipped = skipped | dones -> skipped = dones",
     "train, A2C learns from reset rows: skipped = dones -> skipped = dones & False",
     "train, gradients add up: optimizer.zero_grad() -> 0",
     "train, gradients not shortened: args.max_grad_norm -> 1e9",
     "train, learning rate kept: if args.anneal_lr else -> if False else",
-    "train, a step too many: len(rollout.obs) == -> len(rollout.obs) > ",
+    "train, a step too many: len(rollout.obs) >= -> len(rollout.obs) > ",
 )
 def test_training(script):
     """The weights go where torch's Adam goes along the loss; the batches are whole episodes, or three rows of each
