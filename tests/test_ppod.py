@@ -605,7 +605,7 @@ def test_a_chain_is_solved_from_one_demo(script, tmp_path):
     demo = script.Demo(np.eye(13, dtype=np.float32), np.array(Chain.RIGHT)[:, None], rewards, True, 1.0)
     script.save_demo(tmp_path / "demo.npz", demo, script.Args(env_id="none"), TWO)
     given = {"num_envs": 8, "num_steps": 64, "learning_rate": 3e-3, "anneal_lr": False, "hidden_sizes": (32,)}
-    given |= {"recurrent": False, "total_timesteps": 500}
+    given |= {"num_minibatches": 4, "update_epochs": 4, "ent_coef": 0.01, "recurrent": False, "total_timesteps": 500}
     with_demo = given | {"initial_human_demos_dir": str(tmp_path), "phi": 0.0, "rho": 0.0}
     run = rehearse(script, Chain, **with_demo)
     assert run.evaluations["return_mean"] == [0] and len(run.parts["demos"].reward_demos) == 1
