@@ -137,7 +137,9 @@ class NoisyLinear(nn.Linear):
     """A linear layer with noise in its weights; the sigmas are learnt like W and b.
 
         y = (W + sigma_W * noise_W) x + b + sigma_b * noise_b   (arXiv 1706.10295, eq. 9)
-        noise_W = f(e_out) f(e_in)^T,   noise_b = f(e_out),   f(e) = sign(e) sqrt(|e|)   (eqs. 10, 11)
+        noise_W = f(e_out) f(e_in)^T   (eq. 10)
+        noise_b = f(e_out)   (eq. 11)
+        f(e) = sign(e) sqrt(|e|)
 
     The noise is factorised: one Gaussian number e per input and one per output, instead of one per
     weight. Before the first draw it is zero. `layer` makes W orthogonal and b zero; the paper
