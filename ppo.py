@@ -80,7 +80,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_obs: bool = True  # normalise vectors by running mean and deviation; never images or grids
+    normalize_obs: bool = True  # normalise observations by running mean and deviation; never images
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
