@@ -521,7 +521,7 @@ FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps"
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.0f}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     for flag, value in zip(flags, flags[1:]):
@@ -533,7 +533,7 @@ def tuned(*flags, **given):
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in ("total_timesteps", "num_envs", "eval_episodes", "max_episode_steps"):
+    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}

@@ -706,7 +706,8 @@ TUNED = {
                     "v_max": 50.0, "total_timesteps": 50_000},
     "LunarLander-v3": {"num_envs": 4, "train_frequency": 2, "batch_size": 64, "learning_rate": 6.3e-4, "gamma": 0.995,
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
-                       "v_min": -300.0, "v_max": 300.0, "total_timesteps": 150_000},
+                       "v_min": -300.0, "v_max": 300.0, "total_timesteps": 300_000, "eval_every": 10_000,
+                       "stop_at_return": 200},
     "Acrobot-v1": {"num_envs": 8, "train_frequency": 1, "target_network_frequency": 250, "learning_starts": 200,
                    "normalize_obs": True, "v_min": -100.0, "v_max": 0.0, "total_timesteps": 30_000},
     # with double and multi-step only: there are no tuned settings for all six
@@ -985,7 +986,7 @@ FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps"
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.0f}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     for flag, value in zip(flags, flags[1:]):
@@ -997,7 +998,7 @@ def tuned(*flags, **given):
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in ("total_timesteps", "num_envs", "eval_episodes", "max_episode_steps"):
+    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}

@@ -12,13 +12,14 @@ likely if they were less. What was expected is the baseline: nothing, or a criti
 
     gradient of J = E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11)
 
-R_t is the return from step t on: G_t in the book, whose algorithm has a factor gamma^t.
+R_t is the return from step t on: G_t in the book. The factor gamma^t of its algorithm is left out, as
+nearly everywhere: else late steps would hardly count. So for gamma < 1 the gradient is not exact.
 REINFORCE waits for the ends of episodes. A2C, which is A3C made synchronous, updates every n
 steps and bootstraps: the critic's value stands for all that follows (arXiv 1602.01783, section 4).
 
     python reinforce.py                  # CartPole-v1, under a minute
     python reinforce.py --baseline none  # the same without a critic
-    python reinforce.py --n-step 5 --learning-rate 1e-3 --no-norm-adv  # A2C
+    python reinforce.py --n-step 5 --learning-rate 1e-3 --no-norm-adv  # A2C; CartPole is tuned to 5e-3
     python reinforce.py --evaluate runs/DIR --render
 
 Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C arXiv 1602.01783. The algorithm ends
@@ -77,7 +78,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
-    total_timesteps: int = 500_000  # environment steps to train for (resets do not count)
+    total_timesteps: int = 500_000  # environment steps to learn from (skipped ones do not count)
     stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
@@ -195,7 +196,7 @@ class Rollout:
         rewards = tensor(self.rewards).float()
         next_values = torch.zeros_like(rewards)
         if agent.args.baseline == "value":
-            next_obs = tensor([*self.obs[1:], last_obs])  # even at an end: autoreset is a step later
+            next_obs = tensor([*self.obs[1:], last_obs])  # after an end, too: the reset is a step later
             with torch.no_grad():
                 next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
         ends = tensor(self.terminated), tensor(self.truncated)
@@ -267,9 +268,11 @@ def train(args):
             run.count(next_obs, rewards, dones, skipped)
             rollout.add(obs, actions, rewards, terminated, truncated, skipped)
             obs = next_obs
-            if args.n_step is None:  # REINFORCE: one episode each; the rest is skipped
+            if args.n_step is None:  # REINFORCE: one episode each, be it long or short; the rest is skipped
                 skipped = skipped | dones
                 is_over = skipped.all()
+                if len(rollout.obs) > (args.max_episode_steps or 27_000):  # as in `evaluate`
+                    raise UserError(f"{args.env_id}: an episode does not end; try --max-episode-steps, or --n-step 5")
             else:  # A2C: the step after an episode's end only resets its environment
                 skipped = dones
                 is_over = len(rollout.obs) >= args.n_step and not np.all(rollout.skipped)
@@ -495,7 +498,7 @@ FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps"
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.0f}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     for flag, value in zip(flags, flags[1:]):
@@ -507,7 +510,7 @@ def tuned(*flags, **given):
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in ("total_timesteps", "num_envs", "eval_episodes", "max_episode_steps"):
+    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}

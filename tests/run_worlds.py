@@ -100,6 +100,14 @@ class Double(gym.RewardWrapper):
         return 2 * reward
 
 
+class Endless(Plain):
+    """An episode that never ends."""
+
+    def step(self, action):
+        obs, reward, *_, info = super().step(action)
+        return obs, reward, False, False, info
+
+
 class Own(gym.Wrapper):
     """A wrapper of a user's own; says that it was executed."""
 
@@ -109,6 +117,7 @@ class Own(gym.Wrapper):
 
 
 gym.register("Plain-v0", Plain)
+gym.register("Endless-v0", Endless)
 gym.register("Faulty-v0", Faulty)
 gym.register("Picture-v0", Picture)
 gym.register("Grey-v0", Grey)

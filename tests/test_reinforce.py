@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from run_folder import check_evaluation, check_refused, kill_and_resume
+from run_folder import check_evaluation, check_refused, command, kill_and_resume
 from tools import Probe, Walk, catches, close, flat, rehearse
 
 NUMBER = spaces.Box(-np.inf, np.inf, (1,))
@@ -226,4 +226,12 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--env-id Pendulum-v1": "ppo.py takes more kinds", "--n-step 5 --baseline none": "n_step needs baseline"}
+    refused["--n-step 0"] = "n_step must be at least 1"
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
+
+
+def test_an_episode_that_never_ends(script, tmp_path, monkeypatch, capsys):
+    """REINFORCE cannot learn before an episode is over: it says so instead of playing on for ever."""
+    monkeypatch.chdir(tmp_path)
+    assert command(script, "--env-id run_worlds:Endless-v0 --num-envs 1 --no-progress") == 2
+    assert "an episode does not end; try --max-episode-steps" in capsys.readouterr().err

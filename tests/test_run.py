@@ -579,6 +579,7 @@ class Wide(gym.Env):
 @catches(
     'tuned, an id without its flag: if flags and not flags[0].startswith("-"): -> if False:',
     "tuned, 1e6 behind an equals sign: (^|(?<==)) -> ^",
+    "tuned, numbers with an e are rounded: .15g -> .0f",
 )
 def test_short_forms_of_flags(script):
     """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`, and 2e6 is 2000000."""
@@ -591,6 +592,7 @@ def test_short_forms_of_flags(script):
         with contextlib.suppress(SystemExit):
             found = script.tuned(*flags)
         assert found == script.tuned(total_timesteps=2_000_000)
+    assert script.tuned("--stop-at-return", "1.25e1").stop_at_return == 12.5
     assert script.tuned("--run-dir", "runs/1e6").run_dir == "runs/1e6"
 
 
