@@ -1084,7 +1084,7 @@ class Run:
         if not known:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print("finished" if self.step >= total else f"goes on from step {self.step:,} of {total:,}")
+            print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
         self.begun = time.monotonic() - self.seconds
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
 
@@ -1276,8 +1276,8 @@ class Run:
         top.legend()
         for name, title in CURVE.items():
             axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
-            bound = self.metrics.get(f"{name}_bound", [math.nan])
-            if bound[-1] < 2 * axes[name].get_ylim()[1]:  # known, and the curve comes near it
+            bound = np.fmax.accumulate(self.metrics.get(f"{name}_bound", [math.nan]))
+            if bound[-1] < 2 * axes[name].get_ylim()[1]:  # known and near
                 axes[name].plot(steps, bound, "--", color="gray")
             axes[name].set(title=title, xlabel="environment steps")
             axes[name].locator_params(axis="x", nbins=4)
@@ -1285,7 +1285,7 @@ class Run:
 
     def finish(self):
         """Draw the curve, write summary.json, return the summary."""
-        if self.step not in self.evaluations["step"]:  # resumed with a total that is reached already
+        if self.step not in self.evaluations["step"]:  # resumed when all was over
             self.write_evaluation()
         self.draw_curve()
         self.bar.close()
