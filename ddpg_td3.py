@@ -416,7 +416,7 @@ def update_actor(agent, optimizer, batch, args):
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agent = make_agent(args, envs).train()
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)

@@ -591,7 +591,7 @@ def update_all_actors(agents, optimizer, batch, args, rng):
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agents = make_agent(args, envs)
     set_threads(image=False)
     buffer = make_off_policy_buffer(args, agents)

@@ -497,7 +497,7 @@ def masked_ppo_loss(agent, batch, args):
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agent = make_agent(args, envs)
     set_threads(image=False)
     run = Run(args, envs)

@@ -546,6 +546,8 @@ def project(rewards, terminated, discounts, probs, support):
 def q_bound(reward, discount):
     """No true Q is above this if no reward is above `reward`; 0 if that is negative.
 
+    A mean Q above it, the dashed line in the curve, is overestimated.
+
     bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)   (r a sum of n rewards: with gamma^n)
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
@@ -615,7 +617,7 @@ def polyak(target, source, tau):
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agent = make_agent(args, envs)  # a RainbowNetwork
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike

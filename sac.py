@@ -454,7 +454,7 @@ def update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args,
 
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    envs = make_envs(args, args.num_envs)
+    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agent = make_agent(args, envs).train()
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)

@@ -18,7 +18,7 @@ each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo.py": (68000, 560),
     "ddpg_td3.py": (64500, 475),
-    "dqn.py": (57500, 375),
+    "dqn.py": (57500, 380),
     "es.py": (60500, 380),
     "maddpg_matd3.py": (77500, 645),
     "mappo.py": (84500, 710),
@@ -27,8 +27,8 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo_rnd.py": (73500, 665),
     "ppod.py": (91500, 885),
     "qlearning.py": (50000, 300),
-    "rainbow.py": (75000, 680),
-    "reinforce.py": (48000, 300),
+    "rainbow.py": (75000, 685),
+    "reinforce.py": (48500, 300),
     "sac.py": (65500, 515),
 }
 RUN_CHARACTERS = 24_200
