@@ -37,6 +37,7 @@ NUMBERS = HERE / "numbers.json"  # of a handout, which has no originals
 # Seconds until a process is ended, many times what it takes: an answer, one that trains a network, runs, imports.
 LIMITS = {"answers": 10, "trains": 240, "learn": 1200, "score": 240, "load": 120}
 STARTING = 120  # seconds until Python itself must have begun
+BEGUN = '{"begun": true}\r\n'  # runner.py's first line; more may be there by the time that somebody looks
 MOST = 2**26  # bytes of prints, or of answers
 ENDED = "your code has ended its process"
 PASSED_ON = "PATH HOME USERPROFILE SYSTEMROOT PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS SDL_VIDEODRIVER".split()
@@ -79,9 +80,10 @@ def attend(process, answers, printed, limit):
     deadline = time.monotonic() + allowed
     while process.poll() is None:
         time.sleep(0.02)
-        if os.fstat(answers.fileno()).st_size > size:
-            allowed = LIMITS["load"] if size == 0 else limit  # the first line says that Python has begun
-            deadline, size = time.monotonic() + allowed, os.fstat(answers.fileno()).st_size
+        written = os.fstat(answers.fileno()).st_size
+        if written > size:
+            allowed = limit if written > len(BEGUN) else LIMITS["load"]
+            deadline, size = time.monotonic() + allowed, written
         if time.monotonic() > deadline:
             return f"given up after {allowed:g} seconds. Is there a loop that never ends?"
         if max(os.fstat(file.fileno()).st_size for file in (answers, printed)) > MOST:
