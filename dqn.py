@@ -267,9 +267,9 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 def q_bound(reward, discount):
     """No true Q is above this if no reward is above `reward`; 0 if that is negative.
 
-    A mean Q above it, the dashed line in the curve, is overestimated.
+    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
 
-    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)   (r a sum of n rewards: with gamma^n)
+    A mean Q above it, the curve's dashed line, is too high. If r sums n rewards: with gamma^n.
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
@@ -334,20 +334,20 @@ def train(args):
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)  # an update needs a whole batch
 
-    envs, obs, dones, rng = run.new_envs()
+    envs, obs, reset_rows, rng = run.new_envs()
     while not run.is_finished():
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         obs = obs.copy()  # the environments may write the next ones into the same array
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         first_step = run.step + 1
-        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)  # moves run.step on
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, reset_rows=dones)
+        buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, reset_rows=reset_rows)
         if agent.obs_stats is not None:  # the buffer keeps raw observations
-            agent.obs_stats.update(obs[~dones])
+            agent.obs_stats.update(obs[~reset_rows])
         obs = next_obs
-        dones = terminated | truncated  # whose next step only resets
+        reset_rows = terminated | truncated  # of the next step
 
         # The environments took several steps at once: update as often as if one by one.
         for step in range(first_step, run.step + 1):
@@ -370,7 +370,7 @@ def train(args):
 
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
-            envs, obs, dones, rng = run.new_envs()
+            envs, obs, reset_rows, rng = run.new_envs()
     return run.finish()
 
 
@@ -401,7 +401,7 @@ TUNED = {
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
                        "target_network_frequency": 64, "hidden_sizes": (128, 128), "max_grad_norm": 10.0,
                        "total_timesteps": 150_000, "eval_every": 5_000, "stop_at_return": -105},
-    # errors are clipped: with squared ones, crashes weigh so much that more seeds never try to land
+    # errors are clipped: with squared ones, more seeds never try to land
     "LunarLander-v3": {"num_envs": 8, "train_frequency": 2, "learning_rate": 5e-4, "gamma": 0.995,
                        "target_network_frequency": 1000, "end_e": 0.03, "exploration_fraction": 0.25,
                        "buffer_size": 200_000, "hidden_sizes": (128, 128), "clip_error": True, "max_grad_norm": 10.0,
@@ -857,7 +857,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -930,7 +930,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -939,7 +939,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

@@ -964,7 +964,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1037,7 +1037,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1046,7 +1046,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

@@ -606,7 +606,7 @@ def train(args):
     run.start(agent=agents, buffer=buffer, **optimizers, **schedulers)  # --resume loads their states
 
     updates = num_updates(run.step, args)  # of the critics, so far
-    envs, rows, dones, rng = run.new_envs()
+    envs, rows, reset_rows, rng = run.new_envs()
     buffer.cut()  # no n-step window reaches from old episodes into new ones
     while not run.is_finished():
         if run.step < args.learning_starts:
@@ -614,10 +614,10 @@ def train(args):
         else:
             actions = agents.explore(rows, args.exploration_noise, rng)
         result = envs.step(agents.to_env(actions))
-        store_step(buffer, agents, rows, dones, actions, result)
+        store_step(buffer, agents, rows, reset_rows, actions, result)
         rows, rewards, terminated, truncated, _ = result
-        run.count(rows, rewards, terminated | truncated, reset_rows=dones)
-        dones = terminated | truncated  # True: this environment's next step only resets it
+        run.count(rows, rewards, terminated | truncated, reset_rows=reset_rows)
+        reset_rows = terminated | truncated  # of the next step
 
         while updates < num_updates(run.step, args):
             updates += 1
@@ -636,7 +636,7 @@ def train(args):
         # True after a checkpoint. It cannot hold environments, so training makes new ones, as a
         # resumed run does.
         if run.write_what_is_due():
-            envs, rows, dones, rng = run.new_envs()
+            envs, rows, reset_rows, rng = run.new_envs()
             buffer.cut()
     return run.finish()
 
@@ -1265,7 +1265,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1338,7 +1338,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1347,7 +1347,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

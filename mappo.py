@@ -667,23 +667,23 @@ def train(args):
     run.start(agent=team, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
     update_policies = happo_update if args.happo else mappo_update
 
-    envs, team_rows, dones, rng = run.new_envs()
+    envs, team_rows, reset_rows, rng = run.new_envs()
     buffer = TeamBuffer(args, team)
     while not run.is_finished():
         rnn_states = buffer.rnn_states
         for t in range(args.num_steps):
             buffer.team_rows[t] = team_rows
-            buffer.reset_rows[t] = dones
+            buffer.reset_rows[t] = reset_rows
             noise = team.draw_noise(rng, args.num_envs)
-            actions, rnn_states = team.sample(team_rows, rnn_states, dones, noise)
+            actions, rnn_states = team.sample(team_rows, rnn_states, reset_rows, noise)
             for k, actions_of_policy in enumerate(actions):
                 buffer.actions[k][t] = actions_of_policy
             team_rows, rewards, terminated, truncated, infos = envs.step(team.to_env(actions))
-            run.count(team_rows, rewards, terminated | truncated, reset_rows=dones)
+            run.count(team_rows, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.insert_results(t, team_rows, rewards, terminated, truncated, infos)
-            dones = terminated | truncated  # True: this environment's next step only resets it
+            reset_rows = terminated | truncated  # of the next step
         buffer.team_rows[-1] = team_rows
-        buffer.reset_rows[-1] = dones
+        buffer.reset_rows[-1] = reset_rows
 
         critic_steps = buffer.critic_steps(team)
         all_steps = []
@@ -702,7 +702,7 @@ def train(args):
         # True after a checkpoint. It cannot hold environments, so training makes new ones, as a
         # resumed run does. The old buffer's recurrent states belong to the old episodes.
         if run.write_what_is_due():
-            envs, team_rows, dones, rng = run.new_envs()
+            envs, team_rows, reset_rows, rng = run.new_envs()
             buffer = TeamBuffer(args, team)
     return run.finish()
 
@@ -1424,7 +1424,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1497,7 +1497,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1506,7 +1506,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

@@ -507,21 +507,21 @@ def train(args):
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
     spaces_of_env = envs.single_observation_space, agent.action_space
-    envs, obs, dones, rng = run.new_envs()
+    envs, obs, reset_rows, rng = run.new_envs()
     buffer = RolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             buffer.obs[t] = obs
-            buffer.reset_rows[t] = dones
+            buffer.reset_rows[t] = reset_rows
             buffer.actions[t] = agent.sample(obs, noise[t])
             actions = agent.to_env(buffer.actions[t])
             obs, rewards, terminated, truncated, _ = envs.step(actions)
-            run.count(obs, rewards, terminated | truncated, reset_rows=dones)
+            run.count(obs, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.rewards[t] = rewards
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
-            dones = terminated | truncated  # whose next step only resets
+            reset_rows = terminated | truncated  # of the next step
         buffer.obs[-1] = obs
         if args.clip_reward:
             buffer.rewards[:] = np.sign(buffer.rewards)
@@ -553,7 +553,7 @@ def train(args):
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
-            envs, obs, dones, rng = run.new_envs()
+            envs, obs, reset_rows, rng = run.new_envs()
             buffer = RolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     return run.finish()
 
@@ -1054,7 +1054,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1127,7 +1127,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1136,7 +1136,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

@@ -508,7 +508,7 @@ def train(args):
     print(f"action masks come from {envs.source}")
 
     spaces_of_env = agent.feature_space, agent.action_space
-    envs, obs_and_masks, dones, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
+    envs, obs_and_masks, reset_rows, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
     buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
@@ -516,9 +516,9 @@ def train(args):
             obs, masks = agent.split(obs_and_masks)
             actions = agent.sample(obs, masks, noise[t])
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-            run.count(obs_and_masks, rewards, terminated | truncated, reset_rows=dones)
-            buffer.add(t, obs, actions, rewards, terminated, truncated, dones, masks)
-            dones = terminated | truncated  # whose next step only resets
+            run.count(obs_and_masks, rewards, terminated | truncated, reset_rows=reset_rows)
+            buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
+            reset_rows = terminated | truncated  # of the next step
         last_obs, _ = agent.split(obs_and_masks)
         buffer.set_obs(args.num_steps, last_obs)
         if args.clip_reward:
@@ -546,7 +546,7 @@ def train(args):
 
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
-            envs, obs_and_masks, dones, rng = run.new_envs()
+            envs, obs_and_masks, reset_rows, rng = run.new_envs()
             buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     return run.finish()
 
@@ -1107,7 +1107,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1180,7 +1180,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1189,7 +1189,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

@@ -20,7 +20,8 @@ target network, a copy of Q that lags behind.
 Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a)
 is the sum of z p. Let R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and
 a* = argmax_a Q(s_n, a). If the return from s_n is z, that from s_0 is y. So y has the probability
-that the target network gives to z: p'(s_n, a*). Phi divides it between the two atoms around y:
+that the target network gives to z: p'(s_n, a*). The projection Phi splits this probability between
+the two atoms around y:
 
     y = R + gamma^n (1 - terminated) z
     L = E[ KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, section 3)
@@ -76,8 +77,8 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -100.0  # distributional: lowest one; if rewards >= r: min(r, 0) / (1 - gamma)
-    v_max: float = 100.0  # distributional: highest one; if rewards <= r: max(r, 0) / (1 - gamma)
+    v_min: float = -100.0  # distributional: the lowest; safe if all rewards >= r: min(r, 0) / (1 - gamma)
+    v_max: float = 100.0  # distributional: the highest; safe if all rewards <= r: max(r, 0) / (1 - gamma)
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
@@ -204,8 +205,9 @@ class RainbowNetwork(nn.Module):
                      └── --dueling: another stream, outputs for the state ───┘
 
     For images, the body is the convolutions of a CNN. For vectors, it is all hidden layers but the
-    last; each stream has its own last one. The result is Q, or with --distributional the logits of
-    the atoms. Without --dueling, it is A alone. With --noisy, all layers of the streams are noisy.
+    last; each stream has its own last one. `outputs` returns V + A - mean A: Q, or with
+    --distributional the logits of the atoms; `forward` always returns Q. Without --dueling, `outputs`
+    is A alone. With --noisy, all layers of the streams are noisy.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -268,7 +270,7 @@ class RainbowNetwork(nn.Module):
             noisy_layer.draw_noise(rng)
 
     def mean_sigma(self):
-        """Mean of |sigma_W| over the noisy layers, layer by layer; 0 if there are none."""
+        """The mean of the layers' means of |sigma_W|; 0 without noisy layers."""
         sigmas = [module.sigma_weight.detach().abs().mean() for module in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
 
@@ -533,7 +535,7 @@ def project(rewards, terminated, discounts, probs, support):
     `support` (atoms,) holds the atoms z_j, d apart; `probs` (B, atoms) the probability p_j of z_j,
     and so of y_j. The two atoms around y_j share p_j; the nearer gets more. clip limits y to the range
     of the atoms: beyond the ends, the outermost atom gets it all. [x]_0^1 limits x to [0, 1]; here x
-    is never above 1. `discounts`, the gammas: (B,) or a number.
+    is never above 1. `discounts`: (B,) or a number, the gamma^n of each target.
     """
     spacing = support[1] - support[0]
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
@@ -546,9 +548,9 @@ def project(rewards, terminated, discounts, probs, support):
 def q_bound(reward, discount):
     """No true Q is above this if no reward is above `reward`; 0 if that is negative.
 
-    A mean Q above it, the dashed line in the curve, is overestimated.
+    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
 
-    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)   (r a sum of n rewards: with gamma^n)
+    A mean Q above it, the curve's dashed line, is too high. If r sums n rewards: with gamma^n.
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
@@ -633,7 +635,7 @@ def train(args):
     learning_starts = max(args.learning_starts, args.batch_size)
     losses_of = distributional_losses if args.distributional else td_losses
 
-    envs, obs, dones, rng = run.new_envs()
+    envs, obs, reset_rows, rng = run.new_envs()
     while not run.is_finished():
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         beta = linear_schedule(args.beta, 1, args.total_timesteps, run.step)
@@ -641,13 +643,13 @@ def train(args):
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         first_step = run.step + 1
-        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)  # moves run.step on
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
-        buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, truncated, dones)
+        buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, truncated, reset_rows)
         if agent.obs_stats is not None:  # the buffer keeps raw observations
-            agent.obs_stats.update(obs[~dones])
+            agent.obs_stats.update(obs[~reset_rows])
         obs = next_obs
-        dones = terminated | truncated  # whose next step only resets
+        reset_rows = terminated | truncated  # of the next step
 
         # The environments took several steps at once: update as often as if one by one.
         for step in range(first_step, run.step + 1):
@@ -656,7 +658,7 @@ def train(args):
                 agent.train()  # dropout, if you add it, acts in the loss alone
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # one for Q(s, a) and a*; arXiv 1706.10295 has two
+                    agent.draw_noise(rng)  # the same for Q(s, a) and a*; arXiv 1706.10295 draws two
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -674,7 +676,7 @@ def train(args):
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0], sigma=agent.mean_sigma())
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
-            envs, obs, dones, rng = run.new_envs()
+            envs, obs, reset_rows, rng = run.new_envs()
             buffer.begin_episodes()
     return run.finish()
 
@@ -1189,7 +1191,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1262,7 +1264,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1271,7 +1273,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

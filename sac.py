@@ -263,7 +263,7 @@ def squashed_gaussian(mean, log_std, noise):
 
 
 # --------------------------------------------------------------------------------------- exploration
-def next_noise(noise, dones, args, rng):
+def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
         x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7)
@@ -275,7 +275,7 @@ def next_noise(noise, dones, args, rng):
     if args.noise == "gaussian":
         return draws
     noise = (1 - args.ou_theta) * noise + draws
-    noise[dones] = 0  # where this step only resets: the new episode's noise starts from 0
+    noise[reset_rows] = 0  # where this step only resets: the new episode's noise starts from 0
     return noise
 
 
@@ -471,22 +471,22 @@ def train(args):
     run.start(agent=agent, buffer=buffer, alpha_optimizer=alpha_optimizer, **optimizers, **schedulers)
 
     updates = num_updates(run.step, args)  # of the critics, so far
-    envs, obs, dones, rng = run.new_envs()  # dones: whose episode ended in the step before
+    envs, obs, reset_rows, rng = run.new_envs()  # reset_rows: these steps only reset
     noise = np.zeros((args.num_envs, agent.action_dimensions))
     discounted = np.zeros(args.num_envs)  # of running episodes: sum_k gamma^(t-k) r_k
     while not run.is_finished():
-        noise = next_noise(noise, dones, args, rng)
+        noise = next_noise(noise, reset_rows, args, rng)
         if run.step < args.learning_starts:
             actions = rng.uniform(-1, 1, noise.shape)
         else:
             actions = agent.explore(obs, noise)
         obs = obs.copy()  # the environments may write their next observations into the same array
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        run.count(next_obs, rewards, terminated | truncated, reset_rows=dones)
-        buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=dones)
-        discounted = rewards + args.gamma * discounted * ~dones
-        agent.update_statistics(obs[~dones], discounted[~dones])
-        dones = terminated | truncated  # whose next step only resets
+        run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)
+        buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=reset_rows)
+        discounted = rewards + args.gamma * discounted * ~reset_rows
+        agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])
+        reset_rows = terminated | truncated  # of the next step
         obs = next_obs
 
         while updates < num_updates(run.step, args):
@@ -503,7 +503,7 @@ def train(args):
 
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
-            envs, obs, dones, rng = run.new_envs()
+            envs, obs, reset_rows, rng = run.new_envs()
             noise = np.zeros(noise.shape)
             discounted = np.zeros(args.num_envs)
     return run.finish()
@@ -1011,7 +1011,7 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, dones, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
@@ -1084,7 +1084,7 @@ class Run:
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
 
-        True if a checkpoint was written: then all episodes begin anew, as in a resumed run.
+        True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
         self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
@@ -1093,7 +1093,7 @@ class Run:
         is_due = lambda every, last: self.is_finished() or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # long episodes come to an end
+        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}

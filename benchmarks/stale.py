@@ -22,19 +22,19 @@ sys.path.insert(0, str(ROOT))
 import ppo  # noqa: E402
 
 
-def play(buffer, actor, run, envs, obs, dones, noise):
+def play(buffer, actor, run, envs, obs, reset_rows, noise):
     """Fill the buffer with what `actor` does: (the last observations, whether episodes ended with them)."""
     for t in range(len(noise)):
         buffer.obs[t] = obs
-        buffer.reset_rows[t] = dones
+        buffer.reset_rows[t] = reset_rows
         buffer.actions[t] = actor.sample(obs, noise[t])
         obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(
             actor.to_env(buffer.actions[t])
         )
-        run.count(obs, buffer.rewards[t], buffer.terminated[t] | buffer.truncated[t], reset_rows=dones)
-        dones = buffer.terminated[t] | buffer.truncated[t]
+        run.count(obs, buffer.rewards[t], buffer.terminated[t] | buffer.truncated[t], reset_rows=reset_rows)
+        reset_rows = buffer.terminated[t] | buffer.truncated[t]
     buffer.obs[-1] = obs
-    return obs, dones
+    return obs, reset_rows
 
 
 def train(args, lag):
@@ -46,14 +46,14 @@ def train(args, lag):
     run = ppo.Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     run.start(agent=agent, optimizer=optimizer)
-    envs, obs, dones, rng = run.new_envs()
+    envs, obs, reset_rows, rng = run.new_envs()
     buffer = ppo.RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
     weights = deque(maxlen=lag + 1)
     while not run.is_finished():
         weights.append(copy.deepcopy(agent.state_dict()))
         actor.load_state_dict(weights[0])
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
-        obs, dones = play(buffer, actor, run, envs, obs, dones, noise)
+        obs, reset_rows = play(buffer, actor, run, envs, obs, reset_rows, noise)
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
         mu_log_probs, _ = buffer.log_probs_and_values(actor)

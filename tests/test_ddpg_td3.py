@@ -154,7 +154,7 @@ def test_num_updates(script):
 
 
 @catches(
-    "next_noise, goes on in the next episode: noise[dones] = 0 -> 0",
+    "next_noise, goes on in the next episode: noise[reset_rows] = 0 -> 0",
     "next_noise, theta and 1 - theta exchanged: (1 - args.ou_theta) * noise -> args.ou_theta * noise",
     'next_noise, Gaussian noise lasts: if args.noise == "gaussian" -> if False',
 )
@@ -236,18 +236,18 @@ def slow_training(number):
     "train, next observations twice: buffer.add(obs, -> buffer.add(next_obs,",
     "train, overwritten by the next step: obs.copy() -> obs",
     "train, truncation counts as an end: next_obs, terminated, reset -> next_obs, terminated | truncated, reset",
-    "train, reset rows stored: terminated, reset_rows=dones -> terminated, reset_rows=dones & False",
-    "train, reset rows are steps: truncated, reset_rows=dones -> truncated, reset_rows=dones & False",
+    "train, reset rows stored: terminated, reset_rows=reset_rows -> terminated, reset_rows=reset_rows & False",
+    "train, reset rows are steps: truncated, reset_rows=reset_rows -> truncated, reset_rows=reset_rows & False",
     "train, a random action too many: run.step < args.learning_starts -> run.step <= args.learning_starts",
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
-    "train, noise goes on in the next episode: next_noise(noise, dones, -> next_noise(noise, dones & False,",
+    "train, noise goes on in the next episode: next_noise(noise, reset_rows, -> next_noise(noise, reset_rows & False,",
     "train, noise outlives a restart: noise = np.zeros(noise.shape) -> 0",
     "train, sums of rewards outlive a restart: discounted = np.zeros(args.num_envs)\n    return -> return",
-    "train, sums of rewards outlive an end: discounted * ~dones -> discounted",
-    "train, sums of resets counted: discounted[~dones] -> discounted",
+    "train, sums of rewards outlive an end: discounted * ~reset_rows -> discounted",
+    "train, sums of resets counted: discounted[~reset_rows] -> discounted",
     "ActorCritic.observe_batch, rewards as they are: rewards=rewards -> rewards=batch.rewards",
     "train, statistics of what comes next: update_statistics(obs[ -> update_statistics(next_obs[",
-    "train, reset rows counted in the statistics: obs[~dones], -> obs,",
+    "train, reset rows counted in the statistics: obs[~reset_rows], -> obs,",
     "train, seen before acting: actions = agent -> agent.update_statistics(obs, rewards); actions = agent",
 )
 def test_training(script):

@@ -431,7 +431,7 @@ def slow_training(number):
     "train, target actors stand still: polyak(agents.target_actors, agents.actors, args.tau) -> pass",
     "update_all_critics, gradients add up: optimizer.zero_grad() -> pass",
     "train, one learning rate: (), args.actor_learning_rate -> (), args.critic_learning_rate",
-    "train, rows that reset are steps: dones = terminated | truncated -> dones = terminated & truncated",
+    "train, rows that reset are steps: reset_rows = terminated | truncated -> reset_rows = terminated & truncated",
     "train, explores from the start: if run.step < args.learning_starts -> if False",
     "train, explores without noise: rows, args.exploration_noise, rng -> rows, 0.0, rng",
     "train, the rows after for those before: store_step(buffer, agents, rows, -> store_step(buffer, agents, result[0],",

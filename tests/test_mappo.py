@@ -474,7 +474,7 @@ def weights_by_definition(name):
 
 
 @catches(
-    "train, ends forgotten: dones = terminated | truncated -> dones = terminated",
+    "train, ends forgotten: reset_rows = terminated | truncated -> reset_rows = terminated",
     "TeamBuffer.critic_steps, not denormalised: if team.value_norm is None else -> if True else",
     "happo_update, M not handed on: factor = factor * ratios_now(team.actors[k], steps) -> pass",
     "train, the last observation is forgotten: buffer.team_rows[-1] = team_rows -> pass",
@@ -536,7 +536,7 @@ def watched(owner, name, look):
 
 @catches(
     "train, memory lost between rollouts: = buffer.rnn_states -> = team.first_states(args.num_envs)",
-    "train, resets of the other environment: rnn_states, dones, noise -> rnn_states, dones[::-1].copy(), noise",
+    "train, resets of the other environment: rnn_states, reset_rows, -> rnn_states, reset_rows[::-1].copy(),",
     "Team.sample, resets of no agent: reset_rows.repeat_interleave -> (reset_rows & False).repeat_interleave",
     "TeamBuffer.policy_steps, memory begins anew: self.rnn_states[k] = states[-1] -> pass",
     "TeamBuffer.policy_steps, states after the step: rnn_states=states[:-1] -> rnn_states=states[1:]",

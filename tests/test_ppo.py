@@ -499,7 +499,7 @@ def walk(script, name="Discrete from 5", **args):
     "ppo_loss, ratio inverted: log_probs - batch.old_log_probs -> batch.old_log_probs - log_probs",
     "ppo_loss, the KL of the renewed policy: batch.mu_log_probs -> batch.old_log_probs",
     "RolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
-    "train, reset row that opens a rollout forgotten: for t in -> dones = dones & False\n        for t in",
+    "train, reset row that opens a rollout forgotten: for t in -> reset_rows = reset_rows & False\n        for t in",
     "train, last observation not stored: buffer.obs[-1] = obs -> 0",
     "train, gradients add up: optimizer.zero_grad() -> 0",
     "train, gradients not shortened: args.max_grad_norm -> 1e9",

@@ -451,7 +451,7 @@ SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
     "train, weights left out: (weights * losses).mean() -> losses.mean()",
     "train, weighted errors: update_priorities(slots, errors) -> update_priorities(slots, weights * errors)",
     "train, epsilon beside the noise: 0 if args.noisy else -> ",
-    "train, reset rows stored: truncated, dones) -> truncated, dones & False)",
+    "train, reset rows stored: truncated, reset_rows) -> truncated, reset_rows & False)",
 )
 def test_training(script):
     """36 steps of two environments: every weight and priority is that of tests/reference/rainbow.py, with all six

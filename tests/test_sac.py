@@ -242,8 +242,8 @@ def slow_training(number):
     "train, a random action too many: run.step < args.learning_starts -> run.step <= args.learning_starts",
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
     "train, statistics of what comes next: update_statistics(obs[ -> update_statistics(next_obs[",
-    "train, reset rows counted in the statistics: obs[~dones], -> obs,",
-    "train, sums of rewards outlive an end: discounted * ~dones -> discounted",
+    "train, reset rows counted in the statistics: obs[~reset_rows], -> obs,",
+    "train, sums of rewards outlive an end: discounted * ~reset_rows -> discounted",
     "train, seen before acting: actions = agent -> agent.update_statistics(obs, rewards); actions = agent",
 )
 def test_training(script):
