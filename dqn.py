@@ -648,29 +648,30 @@ def check_buffer_size(args, envs):
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
+COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
-    for flag, value in zip(flags, flags[1:]):
-        if value in ("True", "False"):
-            raise UserError(f"{flag} takes no {value}: it is {flag} or --no-{flag.removeprefix('--')}")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
+    for name in COUNTS:
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
+    if args.seed < 0:
+        raise UserError("seed must be at least 0")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -698,7 +699,8 @@ def code_flags(args):
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
-    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+    flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
+    return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
 
 
 def read_config(path, given):
@@ -831,7 +833,7 @@ class Run:
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
-        if not known:
+        if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
             print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
@@ -932,7 +934,6 @@ class Run:
 
         True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
-        self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
         self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
@@ -941,12 +942,13 @@ class Run:
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
         saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            self.check_alone()
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
-            if not tuned_settings(self.args):
+            if self.args.env_id not in TUNED:
                 self.give_hints()
         if evaluates:
             self.write_evaluation()
@@ -1075,8 +1077,6 @@ def main():
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
-    except BrokenPipeError:  # as in: python ppo.py | head -1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

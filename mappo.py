@@ -7,10 +7,10 @@
 # ///
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
 
-A team of n agents shares one reward. Each agent acts only on its own observation o^i. During
+A team of n agents shares one reward, the sum of theirs. Each agent acts only on its own observation o^i. During
 training, one critic V sees the state s of the whole team. Every agent does PPO, with its own ratio
 r^i, but with one advantage A for all: that of the team's return. (With --state-type FP each agent
-has its own estimate of A; with --agent-rewards as well, its own rewards.)
+has its own estimate of A; with --agent-rewards as well, its own rewards.) Entropy is rewarded too.
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ]   (arXiv 2103.01955, appendix A)
     r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
@@ -80,7 +80,7 @@ class Args:
     gae: bool = True  # advantages by GAE; otherwise discounted return minus value
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     clip_coef: float = 0.2  # eps of the clipped objective
-    value_norm: bool = True  # the critic predicts returns normalised by their moving mean and deviation
+    value_norm: bool = True  # the critic predicts returns normalised by their running mean and deviation
     clip_vloss: bool = True  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far; with value_norm, in normalised units
     huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
@@ -274,9 +274,9 @@ class Team(nn.Module):
 
         EP (environment-provided) is the state: the environment's own, or else all observations side
         by side. FP has for each agent its own observation, padded with zeros, and the state (its own
-        state, if the environment has one for each agent). A dead agent has zeros; its value is what
-        its team still gets. The names are HARL's (arXiv 2304.09870). FP means feature-pruned, but
-        nothing is pruned here: arXiv 2103.01955, section 5.2, calls this state AS, agent-specific.
+        state, if the environment has one for each agent). A dead agent has zeros (in the paper, with
+        its number); its value is what its team still gets. The names are those of arXiv 2103.01955,
+        section 5.2. But "side by side" is CL there, and FP, feature-pruned, is not pruned here: AS.
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]
@@ -635,7 +635,7 @@ def ratios_now(actor, steps):
 def mappo_update(team, optimizer, all_steps, args, rng, run):
     """MAPPO: each policy learns as if the other policies stayed as they are.
 
-    arXiv 2103.01955, algorithm 1.
+    arXiv 2103.01955, algorithm 1, but the critic learns afterwards.
     """
     for actor, steps in zip(team.actors, all_steps):
         update(actor, optimizer, team_policy_loss, steps, args, rng, run)
@@ -646,7 +646,7 @@ def happo_update(team, optimizer, all_steps, args, rng, run):
 
     arXiv 2109.11251, algorithm 4.
     """
-    factor = torch.ones_like(all_steps[0].advantages)  # product of these ratios
+    factor = torch.ones_like(all_steps[0].advantages)  # product of the ratios so far
     for k in rng.permutation(len(team.actors)):
         steps = all_steps[k]._replace(advantages=factor * all_steps[k].advantages)
         update(team.actors[k], optimizer, team_policy_loss, steps, args, rng, run)
@@ -803,12 +803,13 @@ def scale_and_bias(box):
 
 
 class ValueNorm(nn.Module):
-    """Moving mean and standard deviation of the returns, which normalise the critic's targets.
+    """Running mean and standard deviation of the returns, which normalise the critic's targets.
 
-        m <- beta m + (1 - beta) E[R]   (arXiv 2103.01955, section 5.1)
+        m <- beta m + (1 - beta) E[R]   (once a rollout)
 
     and likewise for E[R²] and for the number 1. Dividing by the last, `weight`, removes the bias of
-    the start at zero (as in arXiv 1412.6980, section 3).
+    the start at zero (as in arXiv 1412.6980, section 3). beta is so near to 1 that all rollouts of a
+    run count almost alike; it is that of the code of arXiv 2103.01955, section 5.1.
     """
 
     def __init__(self, beta=0.99999):
@@ -1067,7 +1068,7 @@ def usable(mask, sizes):
 
     Where a factor had none, its first choice becomes available.
     """
-    mask = np.hstack(mask)
+    mask = np.concatenate(mask) if isinstance(mask, tuple) else np.array(mask)
     for factor in np.split(mask, np.cumsum(sizes)[:-1]):  # views
         if not factor.any():
             factor[0] = 1
@@ -1215,29 +1216,30 @@ make_agent = make_team  # as the run section calls it
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
+COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
-    for flag, value in zip(flags, flags[1:]):
-        if value in ("True", "False"):
-            raise UserError(f"{flag} takes no {value}: it is {flag} or --no-{flag.removeprefix('--')}")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
+    for name in COUNTS:
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
+    if args.seed < 0:
+        raise UserError("seed must be at least 0")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -1265,7 +1267,8 @@ def code_flags(args):
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
-    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+    flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
+    return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
 
 
 def read_config(path, given):
@@ -1398,7 +1401,7 @@ class Run:
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
-        if not known:
+        if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
             print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
@@ -1499,7 +1502,6 @@ class Run:
 
         True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
-        self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
         self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
@@ -1508,12 +1510,13 @@ class Run:
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
         saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            self.check_alone()
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
-            if not tuned_settings(self.args):
+            if self.args.env_id not in TUNED:
                 self.give_hints()
         if evaluates:
             self.write_evaluation()
@@ -1642,8 +1645,6 @@ def main():
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
-    except BrokenPipeError:  # as in: python ppo.py | head -1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

@@ -26,12 +26,13 @@ reward demo moves probability from phi to rho. All else is PPO, with or without 
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere
     python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play, and save good episodes in demos/
 
-Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078. The
-algorithm ends at "# ===== helpers"; the code below it reads demos, makes environments and keeps the run
-folder.
+Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078
+(in PyTorch's variant). The algorithm ends at "# ===== helpers"; the code below it reads demos,
+makes environments and keeps the run folder.
 """
 
 import ast
+import hashlib
 import importlib
 import json
 import math
@@ -71,7 +72,7 @@ class Args:
     # a new reward demo moves phi / N to rho; N: initial room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # an episode with this return becomes a reward demo; None: the demos' lowest, or > 0
+    # an episode whose rewards, as wrapped, have this sum becomes a reward demo; None: the demos' lowest, or > 0
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
@@ -100,7 +101,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    normalize_obs: bool = True  # normalise observations by running mean and deviation; never images
+    normalize_obs: bool = True  # normalise observations (vectors) by their running mean and deviation
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
@@ -510,7 +511,7 @@ class PPODBuffer:
         self.phi = args.phi
         self.reward_threshold = args.initial_reward_threshold  # None: any return above 0 is good
         self.last_id = 0
-        self.seen = {}  # file in supplementary_demos_dir -> when it was last changed
+        self.seen = []  # checksums of the files in supplementary_demos_dir that were read
         self.rollouts = 0
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
@@ -678,13 +679,13 @@ class PPODBuffer:
                 break
 
     def load_supplementary_demos(self):
-        """Add each new or changed file in supplementary_demos_dir as a reward demo; print a warning if it is bad."""
+        """Add each file with new content in supplementary_demos_dir as a reward demo; print a warning if it is bad."""
         folder = self.args.supplementary_demos_dir
         for path in sorted(Path(folder).glob("*.npz")) if folder else []:
-            changed = path.stat().st_mtime_ns
-            if self.seen.get(path.name) == changed:
+            checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+            if checksum in self.seen:
                 continue
-            self.seen[path.name] = changed
+            self.seen.append(checksum)
             try:
                 self.add_reward_demo(read_demo(path, self.args, *self.spaces))
             except UserError as error:
@@ -783,7 +784,7 @@ def approximate_kl(log_ratios):
 def sequence_loss(agent, batch, args):
     """The loss of Sequences, without their reset rows, to be minimised, and a dict of metrics to log.
 
-    In replayed rows the ratio is pi/mu (see certain_log_prob), with mu = 1 for discrete actions. So
+    In replayed rows the ratio is pi/mu (see certain_log_prob). For discrete actions mu = 1, so
     A > 0 is never clipped, and A < 0 has a gradient only while pi > 1 - eps. This ratio does not
     tell how far the policy has moved, so approx_kl and clip_fraction leave these rows out.
     """
@@ -1091,6 +1092,8 @@ def make_demo_buffer(args, envs):
 
     A run that is resumed from a checkpoint needs no folder: the checkpoint holds its demos.
     """
+    if min(args.rho, args.phi, args.alpha) < 0:
+        raise UserError("rho, phi and alpha must be at least 0")
     if args.rho + args.phi >= 1:
         raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
     if args.supplementary_demos_dir and not Path(args.supplementary_demos_dir).is_dir():
@@ -1281,29 +1284,30 @@ make_agent = make_recurrent_agent  # as the run section calls it
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
+COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
-    for flag, value in zip(flags, flags[1:]):
-        if value in ("True", "False"):
-            raise UserError(f"{flag} takes no {value}: it is {flag} or --no-{flag.removeprefix('--')}")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
+    for name in COUNTS:
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
+    if args.seed < 0:
+        raise UserError("seed must be at least 0")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -1331,7 +1335,8 @@ def code_flags(args):
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
-    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+    flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
+    return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
 
 
 def read_config(path, given):
@@ -1464,7 +1469,7 @@ class Run:
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
-        if not known:
+        if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
             print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
@@ -1565,7 +1570,6 @@ class Run:
 
         True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
-        self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
         self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
@@ -1574,12 +1578,13 @@ class Run:
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
         saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            self.check_alone()
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
-            if not tuned_settings(self.args):
+            if self.args.env_id not in TUNED:
                 self.give_hints()
         if evaluates:
             self.write_evaluation()
@@ -1708,8 +1713,6 @@ def main():
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
-    except BrokenPipeError:  # as in: python ppo.py | head -1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

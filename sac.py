@@ -17,10 +17,11 @@ improves pi. In y, a' is drawn from pi(.|s'); in J, a is drawn from pi(.|s):
     L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]   (arXiv 1812.05905, eqs. 5, 9)
 
-In L, y is a constant. In J, a is a function of s and of noise, so the gradient reaches pi through a,
-too. k = 1 or 2 is the critic's number; the lower of two values is rarely too high. The target
-networks Q' follow Q slowly. alpha is learnt by descent on E[ -alpha (log pi(a|s) + target entropy) ],
-which keeps pi's entropy near its target.
+(The paper's eq. 5 halves the squares, and its eq. 9 is -J; two critics stand in its text.) In L, y is
+a constant. In J, a is a function of s and of noise, so the gradient reaches pi through a, too. k = 1
+or 2 is the critic's number; the lower of two values is less often too high. The target networks Q'
+follow Q slowly. alpha is learnt by descent on E[ -alpha (log pi(a|s) + target entropy) ], which keeps
+pi's entropy near its target.
 
     python sac.py                               # Pendulum-v1, a minute
     python sac.py --alpha 0.2                   # with a fixed weight of the entropy bonus
@@ -68,7 +69,7 @@ class Args:
 
     # algorithm
     alpha: float | None = None  # weight of the bonus; None: learnt, target entropy -1 per dimension
-    policy_frequency: int = 2  # n: after every n critic updates, n updates of actor and alpha; papers: 1
+    policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
@@ -81,7 +82,7 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): fresh, or lasting
+    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): independent draws, or lasting
     exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
     ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
@@ -266,7 +267,7 @@ def squashed_gaussian(mean, log_std, noise):
 def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
-        x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7)
+        x <- (1 - theta) x + scale N(0, 1)   (steps of the process in arXiv 1509.02971, section 7)
 
     Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
     about 1 / theta steps. So the agent tries the same thing several times in a row.
@@ -387,7 +388,8 @@ def alpha_loss(log_alpha, log_probs, target_entropy):
 
         L = E[ -alpha (log pi(a|s) + target_entropy) ]   (arXiv 1812.05905, eq. 18)
 
-    Descent raises alpha while the entropy, the mean of -log pi, is too low.
+    Descent raises alpha while the entropy, the mean of -log pi, is too low. It moves log alpha, so that
+    alpha stays positive.
     """
     return -(log_alpha.exp() * (log_probs.detach() + target_entropy)).mean()
 
@@ -802,29 +804,30 @@ def make_replay_buffer(args, envs, agent):
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
+COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))[\d.]+e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
-    for flag, value in zip(flags, flags[1:]):
-        if value in ("True", "False"):
-            raise UserError(f"{flag} takes no {value}: it is {flag} or --no-{flag.removeprefix('--')}")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in "total_timesteps num_envs eval_episodes max_episode_steps n_step".split():
+    for name in COUNTS:
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"{name} must be at least 1")
+    if args.seed < 0:
+        raise UserError("seed must be at least 0")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -852,7 +855,8 @@ def code_flags(args):
     own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
     if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
         return []
-    return ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers]
+    flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
+    return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
 
 
 def read_config(path, given):
@@ -985,7 +989,7 @@ class Run:
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
-        if not known:
+        if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
             print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
@@ -1086,7 +1090,6 @@ class Run:
 
         True if training goes on after a checkpoint: all episodes begin anew, as in a resumed run.
         """
-        self.check_alone()
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
         self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
@@ -1095,12 +1098,13 @@ class Run:
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
         saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+            self.check_alone()
             mean = float(np.mean(self.recent or math.nan))
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
-            if not tuned_settings(self.args):
+            if self.args.env_id not in TUNED:
                 self.give_hints()
         if evaluates:
             self.write_evaluation()
@@ -1229,8 +1233,6 @@ def main():
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
-    except BrokenPipeError:  # as in: python ppo.py | head -1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 if __name__ == "__main__":

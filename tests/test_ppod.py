@@ -6,7 +6,6 @@ Each test must also fail for each of the mistakes above it in `catches`; "publis
 import copy
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -727,7 +726,7 @@ def test_initial_demos(script, tmp_path):
 
 
 @catches(
-    "PPODBuffer.load_supplementary_demos, taken again and again: if self.seen.get(path.name) == changed: -> if False:",
+    "PPODBuffer.load_supplementary_demos, taken again and again: if checksum in self.seen: -> if False:",
     "PPODBuffer.state_dict, values are lost: vars(demo) | demo -> vars(demo) | {'max_value': 0.0} | demo",
     "PPODBuffer.load_state_dict, demos stay tensors: demo.arrays(np.asarray) -> demo.arrays(torch.as_tensor)",
     "PPODBuffer.save_demos, never: or self.rollouts % self.args.save_demos_every == 0 -> or False",
@@ -736,16 +735,17 @@ def test_initial_demos(script, tmp_path):
     "PPODBuffer.save_demos, the lowest: -demo.max_value -> demo.max_value",
 )
 def test_supplementary_and_saved_demos(script, tmp_path, monkeypatch, capsys):
-    """A file is taken once, also after a resume; one that was half written is looked at again when it has changed. The
-    agent's two best are saved, and the two highest value demos; every second rollout, and at the end."""
+    """A file is taken once, also after a resume and if the same is written again; one that was half written is looked
+    at again when it has changed. The agent's two best are saved, and the two highest value demos; every second
+    rollout, and at the end."""
     monkeypatch.chdir(tmp_path)
     counts, state = [], store(script).state_dict()
     write(script, "new/a.npz")
     Path("new/b.npz").write_bytes(b"half")
     for step in range(4):
         if step == 2:
-            write(script, "new/b.npz")
-            os.utime("new/b.npz", ns=(1, 1))
+            write(script, "new/b.npz", episode_return=0.5)
+            write(script, "new/c.npz")
         demos = store(script, supplementary_demos_dir="new", env_id="none")
         demos.load_state_dict(state)
         demos.load_supplementary_demos()

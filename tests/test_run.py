@@ -545,7 +545,7 @@ HINTS = {  # flags: the words of the hint, if there is one
 
 @catches(
     "Run.give_hints, over and over: if hint not in self.hints: -> if True:",
-    "Run.write_what_is_due, unasked: if not tuned_settings(self.args): -> if True:",
+    "Run.write_what_is_due, unasked: if self.args.env_id not in TUNED: -> if True:",
 )
 def test_hints(script, capsys):
     """Where nobody has tuned, a run says so, and says once what is noticed too late; elsewhere it does not."""
@@ -670,9 +670,10 @@ REFUSED = {
     "--env-id run_worlds:Grey-v0": "FrameStackObservation(stack_size=4)",
     "--env-id run_worlds:Camera-v0": "a wrapper must choose",
     "--device meta": "no device meta",
-    "--anneal-lr False": "it is --anneal-lr or --no-anneal-lr",
     "--total-timesteps 0": "total_timesteps must be at least 1",
     "--num-envs 0": "num_envs must be at least 1",
+    "--num-minibatches 0": "num_minibatches must be at least 1",
+    "--seed -1": "seed must be at least 0",
     "--eval-episodes 0": "eval_episodes must be at least 1",
     "--max-episode-steps 0": "max_episode_steps must be at least 1",
     "--resume nowhere": "nowhere/config.json is missing",
