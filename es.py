@@ -193,7 +193,7 @@ def draw_noise(seeds, size):
 
 
 def make_candidates(theta, noise, sigma):
-    """Candidates (2 * directions, D): row 2k is theta + sigma noise[k], row 2k + 1 theta - sigma noise[k]."""
+    """Candidates (2 * directions, D): rows 2k and 2k + 1 are theta ± sigma noise[k]."""
     pairs = np.stack([theta + sigma * noise, theta - sigma * noise], axis=1)
     return pairs.reshape(-1, len(theta))
 

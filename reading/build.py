@@ -154,7 +154,7 @@ class Site:
         self.folder, self.scripts = Path(folder), {script.name: script for script in scripts}
         (self.folder / "img").mkdir(parents=True, exist_ok=True)
         form = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        form.tests["wide"] = re.compile(r"[─│]|(?m:^) {4}(?!.*[=←]).{62}").search  # a drawing or a wide table
+        form.tests["wide"] = re.compile(r"[─│]|(?m:^) {4}(?!.*(?:=|←|<-)).{62}").search  # a drawing or a wide table
         form.globals |= {"site": self, "slug": slug, "doc_of": doc_of, **vars(notation)}
         self.template = form.from_string(read("reading/page.html"))
 
@@ -186,7 +186,7 @@ class Site:
             by_token = lambda self, tokens, i, *_, rule=rule: rule(tokens[i].content, tokens[i].info)
             page.add_render_rule(name, by_token)
         link = lambda match: f'{match[1]}="{self.target(match[2], base)}"'
-        out = re.sub(r'(href|src)="([^"]*)"', link, page.render(text))
+        out = re.sub(r'(href|src)="([^"]*)"', link, page.render(re.sub("(?s)<!--.*?-->", "", text)))
         out = re.sub(r"(<a [^>]*>(?:(?!</a>).)*?)<a [^>]*>(.*?)</a>", r"\1\2", out)  # an arXiv number in a link
         out = re.sub(r"<h([23])>(.*?)</h.>", lambda m: tag(f"h{m[1]}", m[2], id=slug(m[2])), out)
         return re.sub(r"(<table>.*?</table>)", r'<div class="scroll" tabindex="0">\1</div>', out, flags=re.S)

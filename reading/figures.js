@@ -130,7 +130,7 @@ function figure(place, title, sliders, draw, buttons = {}) {
     min="${min}" max="${max}" step="${step}" value="${value}"><output></output></label>`;
   place.innerHTML = `<h4>Try it: ${title}</h4>${Object.entries(sliders).map(slider).join("")}
     ${Object.keys(buttons).map((label) => `<button>${label}</button>`).join("")}
-    <svg viewBox="0 0 700 220" role="img"></svg><p aria-live="polite"></p>`;
+    <div class="scroll" tabindex="0"><svg viewBox="0 0 700 220" role="img"></svg></div><p aria-live="polite"></p>`;
   const inputs = [...place.querySelectorAll("input")];
   const values = () => inputs.map((input) => +input.value);
   const [picture, sentence] = ["svg", "p"].map((name) => place.querySelector(name));

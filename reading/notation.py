@@ -25,7 +25,7 @@ SIGNS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "||": "∥", "-": "
 NAMES = "log exp clip mean std tanh softmax sign Var KL Huber sqrt sum min max argmax terminated".split()
 INSIDE = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # of brackets, with up to two more pairs
 INDICES = r"(?:[_^](?:\w+|\{[^}]*\})|′)*"
-OPERAND = rf"(?:\d+|[^\W\d]\w*{INDICES}(?:\({INSIDE}\))?|\({INSIDE}\)(?:\^\w)?)"
+OPERAND = rf"(?:\d+(?:\.\d+)?|[^\W\d]\w*{INDICES}(?:\({INSIDE}\))?|\({INSIDE}\)(?:\^\w)?)"
 ADDRESSES = {"arxiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}
 LINKS = {}  # {name of a function: address in the page}: code in a sentence that names it is a link
 
@@ -40,19 +40,19 @@ def tag(name, *inner, **attributes):
 def latex(text, is_inline):
     """A formula in plain text as LaTeX."""
     text = re.sub("|".join(map(re.escape, SAME)), lambda match: SAME[match[0]], text)
-    bare = lambda operand: re.sub(rf"^\(({INSIDE})\)$", r"\1", operand)
+    bare = lambda x: x if "," in x else re.sub(rf"^\(({INSIDE})\)$", r"\1", x)  # a vector keeps its brackets
     fraction = lambda match: rf"{match[1]}\frac{{{bare(match[2])}}}{{{bare(match[3])}}}"
     text = re.sub(rf"(^|[-=,+([~] ?)({OPERAND}) ?/ ?({OPERAND})", fraction, text)
     text = re.sub(r"\b1e-(\d)", r"10^{-\1}", text)
     text = re.sub(r"\b([A-Za-z])(\d)", r"\1_\2", text)  # s0
     text = re.sub(r"(?<=[\w′}])\^?\*", r"^\\ast ", text)  # a*
-    text = re.sub(r"([_^])(?:\(([^()]*)\)|([^\W_]+(?:,\w)?[′⁺]*))", r"\1{\2\3}", text)  # pi_old
+    text = re.sub(r"([_^])(?:\(([^()]*)\)|(-?[^\W_]+(?:,\w)?[′⁺]*))", r"\1{\2\3}", text)  # pi_old
     text = re.sub(r"(^|[=,([{] ?)-(?! )", r"\1−", text)  # the sign of a number has no space behind it
     if not is_inline:
         text = re.sub(r"\b(sum|min|max|argmax)_\{([^}]*)\}", r"\\,\\underset{\2}{\1}\\,", text)
     sign = lambda word: COMMANDS.get(word) or GREEK.get(word)
     name = lambda match: rf"{match[1]}\text{{{match[2]}}}{match[3]}".replace(" ", r"\,")
-    words = r"((?:(?<=[\w)\]}′]) )?)(?<![\\a-zA-Z])([A-Za-z]{2,}|<-|->|<=|>=|\|\||[*~])( ?)"
+    words = r"((?:(?<=[\w)\]}′]) )?)(?<![\\a-zA-Z])([A-Za-z]{2,}|<-|->|<=|>=|\|\||[*~])((?: (?![A-Za-z]{2}))?)"
     return re.sub(words, lambda match: sign(match[2]) or name(match), text)
 
 
@@ -65,17 +65,17 @@ def mathml(text, is_inline):
 # ------------------------------------------------------------------------------------- in sentences
 LETTER = rf"(?:{LATIN}|[A-Za-z])(?![A-Za-z])|[α-ωΑ-Ω]|(?:sum|min|max|argmax)(?=_)|log(?=_\d)"
 INDEX = r"['′](?![^\W_])|\d(?!\d)|\*(?![\w(]| [\d(])"
-INDEX += r"|[_^](?:\{[^}]*\}|\([^()]*\)|[^\W\d_]+(?:,\w)?|\d+|[-+*])"
+INDEX += r"|[_^](?:\{[^}]*\}|\([^()]*\)|[-−]?[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 KINDS = {
     "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
     "many": r"\b\w+(?:_[a-z]{2,}){2,}",  # max_episode_steps
-    "name": rf"(?!(?:{LATIN}|sum|min|max|argmax)_|log_\d)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
+    "name": rf"(?!(?:{LATIN})_|(?:sum|min|max|argmax)_(?:\w\b|\{{)|log_\d)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
     "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
     "doi": r"doi 10\.\S+\w",
-    "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z]\.[A-Za-z]\b|(?<=\d )M\b",  # e.g, 1 M
+    "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z][.&][A-Za-z]\b|(?<=\d )M\b",  # e.g, S&B, 1 M
     "genitive": rf"(?:\b(?!(?:{LATIN})\b)[^\W_]+|(?<=\w))['’]s\b",
     "sign": r"<-|->|<=|>=|\|\||(?<= )\*(?= )|\bsqrt\b",
-    "times": r"(?<=[\d)\]] )x(?= [\w([-])",
+    "times": r"(?<=[\d)\]] )x(?= [\w([-])|(?<=\w )x(?= \d)",
     "minus": r"(?:^|(?<=[\s([]))-(?=[\s\w(])",
     "power": r"(?<=[)\]\w])\^-?[\w*]+",  # (r - 1)^2
     "index": r"(?<=[)\]])_\w+",
@@ -134,7 +134,7 @@ def inline(text):
 
 
 # --------------------------------------------------------------------------------------- docstrings
-SOURCE = re.compile(r"\([^()]*[A-Za-z]{3}[^()]*\)[.,]?")  # behind an equation: where it is from
+SOURCE = re.compile(r"\([^()]*(?:[A-Za-z]{3}|eq\.)[^()]*\)[.,]?")  # behind an equation: where it is from
 
 
 def is_equation(text):
@@ -205,4 +205,4 @@ def highlight(source, language="python", links=None):
         return dot + (tag("a", name, href=links[dot + name]) if dot + name in links else name)
 
     markup = re.sub(r'(\.?)<span class="n">([^<]*)</span>', linked if links else r"\1\2", markup)
-    return re.sub(r'<span class="(?:[nopw])">([^<]*)</span>', r"\1", markup).split("\n")
+    return re.sub(r'<span class="(?:[nopwm]|nb|nn|bp|fm|vm|ne|nv|se)">([^<]*)</span>', r"\1", markup).split("\n")

@@ -52,7 +52,7 @@ def test_project(script):
 def test_project_keeps_probability_and_mean(script):
     """p = (0.1, 0.2, 0.4, 0.2, 0.1), whose mean is 0, under r = 0.5 and gamma = 0.5: y = -0.5, 0, 0.5, 1, 1.5.
 
-    -0.5: 0.05 to -1 and to 0; 0: 0.2 to 0; 0.5: 0.2 to 0 and to 1; 1: 0.2 to 1; 1.5: 0.05 to 1 and to 2
+    -0.5: 0.05 to -1 and to 0; 0: 0.2 to 0; 0.5: 0.2 to 0 and to 1; 1: 0.2 to 1; 1.5: 0.05 to 1 and to 2.
     Sums: 0, 0.05, 0.45, 0.45, 0.05, together 1; mean -0.05 + 0.45 + 0.1 = 0.5 = r. With r = 1.5 the same, one further:
     0, 0, 0.05, 0.45, 0.45 and 0.05 at 3, which is cut off at 2. The sum is 1, the mean 1.45: less than 1.5.
     """
