@@ -22,9 +22,8 @@ noise from the same seeds, so none sends it (alg. 2). By default, Adam replaces 
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
     torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the work
 
-Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055, natural evolution strategies arXiv
-1106.4487. The algorithm ends at "# ===== helpers"; the code below it makes environments, connects
-processes and keeps the run folder.
+Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055. The algorithm ends at "# ===== helpers";
+the code below it makes environments, connects processes and keeps the run folder.
 """
 
 import ast
@@ -288,7 +287,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     """
     layers = policy.layers(candidates)
     rng = np.random.default_rng(seeds)  # of action noise; from all seeds: the same in every process
-    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # common random numbers: pairs start alike
+    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # pairs start alike, but for CartPole
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     steps = np.zeros(len(candidates), int)
@@ -651,8 +650,10 @@ def make_flat_policy(args, envs):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
     if obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000:
         raise UserError(f"{args.env_id}: images {obs_space.shape} are too large for es.py: use ppo.py")
-    if args.episodes_per_candidate < 1 or not 0 < args.elite <= 1:
-        raise UserError("episodes_per_candidate is at least 1, elite above 0 and at most 1")
+    if args.episodes_per_candidate < 1 or args.num_generations == 0 or args.sigma <= 0:
+        raise UserError("episodes_per_candidate, num_generations or sigma is too small")
+    if not 0 < args.elite <= 1:
+        raise UserError("elite is not in (0, 1]")
     if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
         raise UserError("ars weighs returns in its own way: leave out fitness and elite")
     top = args.top_directions
@@ -761,7 +762,7 @@ if __name__ == "__main__":
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
+COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
 
 
 def tuned(*flags, **given):

@@ -11,7 +11,7 @@ Where rewards are rare, an agent that acts at random may never find one. RND als
 for observations that are new to it. A predictor g (the paper's f with a hat) learns to compute the
 same features as a target network f, whose random weights never change. For observations like those
 that the agent has seen often, the predictor is good. So its error on the next observation s'
-measures how new s' is. It is the intrinsic reward, a mean over the features:
+measures how new s' is. It is the intrinsic reward, a mean over the features (in the paper, a sum):
 
     r_int = mean( (g(s') - f(s'))^2 )   (arXiv 1810.12894, section 2.2)
 
@@ -74,12 +74,12 @@ class Args:
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
     extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv only the ratio matters
-    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: no curiosity, novelty still logged
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: only its critic learns
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # part of each minibatch that trains the predictor; less: novelty fades later
+    predictor_share: float = 0.25  # part of each minibatch that trains the predictor; less: novelty fades more slowly
     random_steps: int = 100  # steps of random play in each environment, for the first statistics of obs
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -91,7 +91,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
-    normalize_obs: bool = True  # normalise observations by running mean and deviation; never images
+    normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
@@ -431,8 +431,8 @@ class CuriousBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the
-    observation in row t + 1, whether or not an episode ended in between. Only intrinsic returns skip
-    row 2: see compute_intrinsic_gae.
+    observation in row t + 1, whether or not an episode ended in between. Only compute_intrinsic_gae
+    skips row 2.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -945,6 +945,8 @@ def make_rnd(run, device):
     then loads the statistics of its checkpoint.
     """
     args, envs = run.args, run.envs
+    if not 0 < args.predictor_share <= 1:
+        raise UserError("predictor_share is not in (0, 1]")
     rnd = RND(envs.single_observation_space, args.num_envs, device)
     envs.action_space.seed(args.seed)
     envs.reset(seed=args.seed)
@@ -963,7 +965,7 @@ def make_rnd(run, device):
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
+COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
 
 
 def tuned(*flags, **given):

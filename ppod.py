@@ -72,7 +72,7 @@ class Args:
     # a new reward demo moves phi / N to rho; N: initial room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # an episode whose rewards, as wrapped, have this sum becomes a reward demo; None: the demos' lowest, or > 0
+    # an episode with this return, of wrapped rewards, becomes a reward demo; None: the lowest, or > 0
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
@@ -1094,6 +1094,8 @@ def make_demo_buffer(args, envs):
     """
     if min(args.rho, args.phi, args.alpha) < 0:
         raise UserError("rho, phi and alpha must be at least 0")
+    if min(args.demo_capacity, args.save_demos_every) < 1:
+        raise UserError("demo_capacity or save_demos_every is below 1")
     if args.rho + args.phi >= 1:
         raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
     if args.supplementary_demos_dir and not Path(args.supplementary_demos_dir).is_dir():
@@ -1289,7 +1291,7 @@ make_agent = make_recurrent_agent  # as the run section calls it
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
+COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
 
 
 def tuned(*flags, **given):

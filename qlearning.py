@@ -102,7 +102,7 @@ class QTable:
 
     They are lists of lists: in NumPy arrays, single numbers are read and written more slowly. All
     begin at 0, which is optimistic if rewards are negative: untried actions look best. An
-    observation is one number or several, each with `edges`. A number's bin is how many are at or below it.
+    observation is one number or several, each with `edges`. A number's bin is how many edges are <= it.
     So numbers below all edges are in bin 0, and integers 0 … n - 1, whose edges are 1 … n - 1, have a
     bin each.
     """
@@ -440,6 +440,8 @@ def make_q_table(args, envs):
     """A table of zeros for these environments. UserError if a space does not suit or is too large."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     parts = obs_space.spaces if isinstance(obs_space, spaces.Tuple) else [obs_space]
+    if args.grid_size < 1 or args.num_episodes == 0 or args.exploration_fraction == 0:
+        raise UserError("grid_size, num_episodes and exploration_fraction must be above 0")
     if not isinstance(action_space, spaces.Discrete):
         raise UserError(f"{args.env_id}: a table needs Discrete actions, not {action_space}")
     if isinstance(obs_space, spaces.Box):
@@ -454,7 +456,7 @@ def make_q_table(args, envs):
         raise UserError(f"{args.env_id}: observations must be {wanted}, not {obs_space}")
     size = math.prod(len(cuts) + 1 for cuts in edges) * int(action_space.n)
     if size > 10**7:
-        raise UserError(f"{args.env_id}: a table of {size:,} numbers is too large: try ppo.py")
+        raise UserError(f"{args.env_id}: the table is too large: a smaller --grid-size, or ppo.py")
     return QTable(edges, obs_space, action_space, args)
 
 
@@ -518,7 +520,7 @@ def draw_grid(figure, agent, values, best):
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
+COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
 
 
 def tuned(*flags, **given):

@@ -495,7 +495,7 @@ make_agent = make_policy_agent  # as the run section calls it
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step save_demos_every demo_capacity".split()  # at least 1
+COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
 
 
 def tuned(*flags, **given):

@@ -69,7 +69,7 @@ INDEX += r"|[_^](?:\{[^}]*\}|\([^()]*\)|[-−]?[^\W\d_]+(?:,\w)?|\d+|[-+*])"
 KINDS = {
     "code": r"`[^`]+`|(?<![\w-])--[a-z][\w-]*|\b\w+\.(?:py|md|csv|json|pt)\b",
     "many": r"\b\w+(?:_[a-z]{2,}){2,}",  # max_episode_steps
-    "name": rf"(?!(?:{LATIN})_|(?:sum|min|max|argmax)_(?:\w\b|\{{)|log_\d)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",  # gae_lambda
+    "name": rf"(?!(?:{LATIN})_|(?:sum|min|max|argmax)_(?:\w\b|\{{)|log_\d)[A-Za-z]{{2,}}(?:_\w+)+(?:\.\w+)*",
     "arxiv": r"(?<![\w.])\d{4}\.\d{4,5}",
     "doi": r"doi 10\.\S+\w",
     "hyphen": r"[A-Za-z]+(?:-[A-Za-z]{2,})+|\b[A-Za-z][.&][A-Za-z]\b|(?<=\d )M\b",  # e.g, S&B, 1 M

@@ -588,7 +588,7 @@ def test_settings_of_the_method(script):
 @catches("train, weights that are not finite go on: run.check_finite(length_of_theta -> dict(length_of_theta")
 def test_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
-    refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite"}
+    refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite", "--sigma 0": "sigma"}
     refused |= {"--ars --elite 0.5": "ars", "--top-directions 3": "top", "--ars --top-directions 65": "top"}
     refused |= {"--env-id CarRacing-v3": "ppo.py", "--episodes-per-candidate 0": "episodes_per_candidate"}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
