@@ -57,7 +57,7 @@ def main():
             returns = [play(env, seed, hears) for seed in range(given.episodes)]
             error = np.std(returns) / given.episodes**0.5
             print(f"{env_id}, {name}: {number(np.mean(returns))} ± {number(error)}")
-            report[f"{env_id}, {name}"] = {"episodes": given.episodes, "mean": np.mean(returns), "error": error}
+            report[f"{env_id}, {name}"] = {"returns": [round(np.mean(returns), 3)], "error": round(error, 3)}
     write("listener", report)
 
 
