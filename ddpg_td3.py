@@ -720,7 +720,7 @@ def vectors_or_images(envs, env_id):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
         if is_picture and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
-            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+            raise UserError(f"{env_id}: images need three dimensions, not {space.shape}; if grey: {stack}")
         return envs
     plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     parts = [space]
@@ -795,7 +795,7 @@ def make_replay_buffer(args, envs, agent):
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
+COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()  # at least 1
 
 
 def tuned(*flags, **given):
@@ -987,12 +987,7 @@ class Run:
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
-        """Take over what state_dict returned. TypeError or LookupError where it is damaged."""
-        for name in self.saved:
-            if type(state[name]) is not type(getattr(self, name)):
-                raise TypeError(name)
-            if isinstance(state[name], dict):
-                np.array([state[name]["step"], *state[name].values()], float)  # of equal length
+        """Take over what state_dict returned."""
         vars(self).update({name: state[name] for name in self.saved})
         self.checkpoint_step = self.step
 

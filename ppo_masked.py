@@ -117,7 +117,7 @@ class MaskedCategorical:
 
     `logits` and `mask`, each (…, sum of `sizes`), hold the factors side by side. Without `sizes`
     there is one factor, and actions are (…) instead of (…, factors). Without `mask` every choice is
-    valid. ValueError if a mask holds a NaN, or leaves a factor without a valid choice. The logits of
+    valid. ValueError if a mask has other values, or leaves a factor no valid choice. The logits of
     invalid choices get a gradient of exactly zero.
     """
 
@@ -654,13 +654,13 @@ def output_sizes(space):
 
 
 def check_masks(masks, sizes):
-    """ValueError if a row of masks holds a NaN or leaves a factor no valid choice; it names the row.
+    """ValueError if a row of masks has values other than 0 and 1, or leaves a factor no valid choice.
 
     `masks` is a NumPy array (B, sum of sizes), `sizes` are the numbers of choices of the factors.
     """
-    has_nan = np.isnan(masks).any(axis=1)
-    if has_nan.any():  # as a boolean, a NaN would be True: valid
-        raise ValueError(f"row {has_nan.argmax()}: the action mask holds a NaN")
+    is_strange = ((masks != 0) & (masks != 1)).any(axis=1)
+    if is_strange.any():  # as booleans, NaN and -inf would be True: valid
+        raise ValueError(f"row {is_strange.argmax()}: the action mask has values other than 0 and 1")
     first_columns = np.cumsum([0, *sizes[:-1]])
     can_act = np.logical_or.reduceat(masks, first_columns, axis=1).all(axis=1)
     if not can_act.all():
@@ -729,7 +729,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         obs, infos = self.env.reset(**kwargs)
         if self.source == self.INFO and "action_mask" not in infos:
             method = f"{self.METHOD} (without --async-envs)"
-            places = f"neither {self.ENTRY}, nor {method}, nor {self.INFO} is there"
+            places = f"neither {self.ENTRY}, nor {method}, nor {self.INFO} of reset"
             raise UserError(f"{self.env_id} has no action masks: {places}")
         return self.rows(obs, infos, np.zeros(self.num_envs, bool)), infos
 
@@ -748,6 +748,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         masks = np.ones((self.num_envs, self.choices))
         try:
             for n, mask in given.items():
+                mask = np.hstack(mask) if isinstance(mask, tuple) else mask  # an array a factor
                 masks[n] = np.reshape(mask, self.choices)
             check_masks(masks, self.output_sizes)
         except ValueError as error:
@@ -903,7 +904,7 @@ make_agent = make_masked_agent  # as the run section calls it
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
+COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()  # at least 1
 
 
 def tuned(*flags, **given):
@@ -1095,12 +1096,7 @@ class Run:
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
-        """Take over what state_dict returned. TypeError or LookupError where it is damaged."""
-        for name in self.saved:
-            if type(state[name]) is not type(getattr(self, name)):
-                raise TypeError(name)
-            if isinstance(state[name], dict):
-                np.array([state[name]["step"], *state[name].values()], float)  # of equal length
+        """Take over what state_dict returned."""
         vars(self).update({name: state[name] for name in self.saved})
         self.checkpoint_step = self.step
 

@@ -24,7 +24,7 @@ reward demo moves probability from phi to rho. All else is PPO, with or without 
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere
-    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play, and save good episodes in demos/
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play, and save good episodes
 
 Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078
 (in PyTorch's variant). The algorithm ends at "# ===== helpers"; the code below it reads demos,
@@ -72,7 +72,7 @@ class Args:
     # a new reward demo moves phi / N to rho; N: initial room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # an episode with this return, of wrapped rewards, becomes a reward demo; None: the lowest, or > 0
+    # a return (of wrapped rewards) that makes an episode a reward demo; None: the lowest, or > 0
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
@@ -101,7 +101,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    normalize_obs: bool = True  # normalise observations (vectors) by their running mean and deviation
+    normalize_obs: bool = True  # normalise observations (vectors) by running mean and deviation
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
@@ -1234,7 +1234,7 @@ def vectors_or_images(envs, env_id):
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
         if is_picture and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
-            raise UserError(f"{env_id}: images have three dimensions, not {space.shape}: {stack}")
+            raise UserError(f"{env_id}: images need three dimensions, not {space.shape}; if grey: {stack}")
         return envs
     plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     parts = [space]
@@ -1291,7 +1291,7 @@ make_agent = make_recurrent_agent  # as the run section calls it
 UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "train_frequency gradient_steps policy_frequency n_step".split()  # at least 1 each
+COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()  # at least 1
 
 
 def tuned(*flags, **given):
@@ -1483,12 +1483,7 @@ class Run:
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
-        """Take over what state_dict returned. TypeError or LookupError where it is damaged."""
-        for name in self.saved:
-            if type(state[name]) is not type(getattr(self, name)):
-                raise TypeError(name)
-            if isinstance(state[name], dict):
-                np.array([state[name]["step"], *state[name].values()], float)  # of equal length
+        """Take over what state_dict returned."""
         vars(self).update({name: state[name] for name in self.saved})
         self.checkpoint_step = self.step
 

@@ -96,15 +96,16 @@ def test_masks(script):
 @catches(
     "check_masks, nothing valid passes: if not can_act.all() -> if False",
     "check_masks, one factor is enough: first_columns, axis=1).all(axis=1) -> first_columns, axis=1).any(axis=1)",
-    "check_masks, NaN is valid: if has_nan.any(): -> if False:",
+    "check_masks, NaN is valid: if is_strange.any(): -> if False:",
     "check_masks, another row is named: can_act.argmin() -> can_act.argmax()",
 )
 def test_refused_masks(script):
-    """A mask that leaves nothing, in one factor or in all, or holds a NaN, which as a boolean would be True."""
+    """A mask that leaves nothing, in one factor or in all, or has a NaN or -inf, which as booleans would be True."""
     for sizes, mask, message in (
         (None, [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "row 1: the action mask leaves no valid action"),
         ([1, 2], [[1, 0, 1], [1, 1, 1], [1, 0, 0]], "row 2: the action mask leaves no valid action"),
-        (None, [[1, 1, 0], [1, 1, math.nan], [1, 1, 1]], "row 1: the action mask holds a NaN"),
+        (None, [[1, 1, 0], [1, 1, math.nan], [1, 1, 1]], "row 1: the action mask has values other than 0 and 1"),
+        (None, [[1, 1, 0], [1, 1, 1], [0, -math.inf, 0]], "row 2: the action mask has values other than 0 and 1"),
     ):
         with fails(message):
             script.MaskedCategorical(torch.zeros(3, 3), torch.tensor(mask), sizes)
@@ -161,7 +162,7 @@ def test_a_rollout_with_masks(script):
         assert buffer.action_masks[2].all()
         buffer.add(1, observation(2), [actions[0]], 0, False, False, [False])  # without a mask
         assert buffer.action_masks[1].all()
-        with fails("row 0: the action mask holds a NaN"):
+        with fails("row 0: the action mask has values other than 0 and 1"):
             buffer.add(1, observation(2), [actions[0]], 0, False, False, [False], [no_mask])
 
 
@@ -390,7 +391,10 @@ def test_masks_from_every_source(script):
     told = rows(action_mask=np.eye(3), _action_mask=np.array([True, False, True]))
     close(told, [[1, 0, 0], [1, 1, 1], [0, 0, 1]])
     close(rows(), np.ones((3, 3)))
-    messages = "row 0: the action mask holds a NaN", "cannot reshape array of size 2 into shape (3,)"
+    of_factors = np.empty(3, object)
+    of_factors[:] = [(np.eye(2)[0], np.ones(1))] * 3
+    close(rows(action_mask=of_factors, _action_mask=np.ones(3, bool)), [[1, 0, 1]] * 3)
+    messages = "row 0: the action mask has values other than 0 and 1", "cannot reshape array of size 2 into shape (3,)"
     for foul, message in zip(([1, math.nan, 1], [1, 1]), messages):
         with pytest.raises(script.UserError) as error:
             rows(action_mask=np.array([foul] * 3), _action_mask=np.ones(3, bool))

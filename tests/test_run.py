@@ -703,10 +703,6 @@ def damage(script, what):
         state = script.read_state(path)
         state["agent"]["actor.0.weight"] = torch.zeros(3, 3)
         torch.save(state, path)
-    elif how in ("with a text for a number", "with a table without steps"):
-        state = script.read_state(path)
-        state["run"] |= {"step": "9"} if "text" in how else {"metrics": {"return_mean": [1.0]}}
-        torch.save(state, path)
     elif how == "a bomb":
         path.write_bytes(pickle.dumps(Bomb()))
     elif how == "of another script":
@@ -725,7 +721,6 @@ class Bomb:
 
 
 DAMAGES = [f"checkpoint, {how}" for how in ("cut off", "of another network", "a bomb")]
-DAMAGES += ["checkpoint, with a text for a number", "checkpoint, with a table without steps"]
 DAMAGES += [f"model, {how}" for how in ("missing", "cut off", "of another network", "a bomb")]
 DAMAGES += [f"config, {how}" for how in ("missing", "cut off", "of another script", "of wrong types", "nested")]
 
