@@ -1439,7 +1439,7 @@ class Run:
         self.episodes = {"step": [], "return": [], "length": []}
         self.metrics = {"step": []}  # other columns begin when they are first logged
         self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
-        self.saved = list(vars(self))[2:]  # what a checkpoint holds: all from step on
+        self.saved = "step seconds num_episodes recent stride episodes metrics evaluations".split()
         self.logged = {}  # since the last row of metrics.csv
         self.largest = {}  # absolute observation, reward, …
         self.hints = []  # those printed last
