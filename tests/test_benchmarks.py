@@ -167,3 +167,20 @@ def test_share(text_of, tmp_path, monkeypatch):
     arm, leg, mean = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert arm == ["Arm", "4", "3", "–", "–", "9", "9", "–", "–", "1", "0.375", "–"]
     assert leg[-2] == "–" and mean[-2] == "0.375, 0.375, 0.375"
+
+
+def test_confirm(text_of, tmp_path, monkeypatch):
+    """A seed that gives the same on another text carries the entry over, one that gives another return does not."""
+    monkeypatch.setattr(importlib.import_module("common"), "RESULTS", tmp_path)
+    scores = importlib.import_module("scores")
+    first = {"returns": 2.5, "steps": 10, "curves": [[5, 1.0], [10, 2.5]]}
+    for seed in (1, 2):
+        scores.keep("es_scores", "Arm", {"text": "old", "commit": "a1"}, seed, first | {"seconds": 9})
+    new = {"text": "new", "commit": "b2"}
+    assert not scores.confirm("es_scores", "Arm", new, 1, first | {"returns": 2.4})
+    assert scores.read("es_scores")["Arm"]["text"] == "old"
+    assert scores.confirm("es_scores", "Arm", new, 1, first | {"seconds": 12})
+    entry = scores.read("es_scores")["Arm"]
+    assert (entry["text"], entry["measured"], entry["confirmed"], entry["seeds"]) == ("new", "a1", 1, [1, 2])
+    assert entry["seconds"] == [9, 9]
+    assert importlib.import_module("results_page").cell(entry, "commit") == "b2 (seed 1; others: a1)"
