@@ -91,6 +91,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
+    init_std: float = 0.37  # of a Box's first actions, in half ranges; with 1, a third is clipped
     normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
@@ -188,7 +189,7 @@ class Agent(nn.Module):
             self.actor = mlp(inputs, sizes, outputs, gain=0.01)
             self.critic = mlp(inputs, args.critic_hidden_sizes or sizes, 1, gain=1.0)
         if self.continuous:
-            self.log_std = nn.Parameter(torch.zeros(outputs))
+            self.log_std = nn.Parameter(torch.full((outputs,), math.log(args.init_std)))
             self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
@@ -217,8 +218,7 @@ class Agent(nn.Module):
         """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
 
         For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
-        Gumbel-max trick). It does what torch.distributions.Categorical(logits=…).sample() does, in
-        half of the time.
+        Gumbel-max trick): as torch.distributions.Categorical would draw, in half of the time.
         """
         draw = rng.standard_normal if self.continuous else rng.gumbel
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))

@@ -101,6 +101,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
+    init_std: float = 0.37  # of a Box's first actions, in half ranges; with 1, a third is clipped
     normalize_obs: bool = True  # normalise observations (vectors) by running mean and deviation
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
@@ -211,7 +212,7 @@ class RecurrentAgent(nn.Module):
         self.actor = layer(nn.Linear(width, outputs), gain=0.01)
         self.critic = layer(nn.Linear(width, 1), gain=1.0)
         if self.continuous:
-            self.log_std = nn.Parameter(torch.zeros(outputs))
+            self.log_std = nn.Parameter(torch.full((outputs,), math.log(args.init_std)))
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         normalizes = args.normalize_obs and len(observation_space.shape) != 3  # vectors only

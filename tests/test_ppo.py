@@ -397,14 +397,17 @@ def test_actions(script):
 
 @catches(
     "Agent.__init__, first policy not uniform: outputs, gain=0.01 -> outputs, gain=1.0",
+    "Agent.__init__, deviation for its logarithm: math.log(args.init_std) -> args.init_std",
     "Agent.features, not normalised: obs if self.obs_stats is None -> obs if True",
     "NatureCNN.forward, not scaled: images / 255 -> images / 1.0",
     "RunningMeanStd, not saved: zeros(shape, dtype=torch.float64) -> zeros(shape).double(), persistent=False",
 )
 def test_networks(script):
     """Layers are orthogonal with gains sqrt 2, in the end 0.01 and 1; both networks see normalised observations, as
-    loaded weights do; images with channels first and last are the same to the CNN, scaled to [0, 1].
+    loaded weights do; images with channels first and last are the same to the CNN, scaled to [0, 1]. A Box's first
+    actions have the deviation 0.37, so that 0.7 % of them are outside of [-1, 1]: P(|z| > 1 / 0.37 = 2.7) = 0.007.
     """
+    close(script.Agent(THREE, ACTIONS["Box"][0], script.Args()).log_std.exp(), [0.37, 0.37])
     envs = SimpleNamespace(single_observation_space=THREE, single_action_space=spaces.Discrete(3))
     given = {"hidden_sizes": (8, 5), "critic_hidden_sizes": (7,), "normalize_obs": True}
     agent, loaded = (script.make_agent(script.Args(seed=seed, **given), envs) for seed in (1, 2))
