@@ -628,15 +628,16 @@ TUNED = {
                     "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 500_000} | AS_THEY_ARE,
     "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
                                  "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
-                                 "total_timesteps": 100_000},
+                                 "init_std": 1.0, "total_timesteps": 100_000},
     "LunarLander-v3": LUNAR_LANDER,
-    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "init_std": 1.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
-                         "total_timesteps": 3_000_000},
+                         "init_std": 1.0, "total_timesteps": 3_000_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
-    # CleanRL's published settings, but for its clipped value loss; MuJoCo was run with one seed, Atari not at all
-    "HalfCheetah-v5": MUJOCO, "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
+    # CleanRL's published settings, but for its clipped value loss and, with HalfCheetah, init_std
+    "HalfCheetah-v5": MUJOCO,
+    "Hopper-v5": MUJOCO | {"init_std": 1.0}, "Walker2d-v5": MUJOCO | {"init_std": 1.0},
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it

@@ -46,7 +46,9 @@ ONE_DEMO = "--rho 0.5 --initial-reward-threshold 0.9 --initial-human-demos-dir d
 MASKED = {f"{kind} mask": f"ppo_masked.py --{kind}-mask" for kind in ("naive", "no")}
 ALGORITHMS = ["q-learning", "sarsa", "expected-sarsa", "double-q"]
 QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in ALGORITHMS}
+CHEETAH = "ppo.py --total-timesteps 150000 --no-anneal-lr"
 STUDIES = {  # name: (environments, {variant: its command})
+    "init_std": (["HalfCheetah-v5"], {f"init_std {x}": f"{CHEETAH} --init-std {x}" for x in (0.37, 1.0)}),
     "dqn": (["CartPole-v1"], DQN),
     "rainbow": (["CartPole-v1"], RAINBOW),
     "mappo": (["mpe2.simple_spread_v3"], MAPPO),
