@@ -625,7 +625,7 @@ TUNED = {
                        "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},
     "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, "anneal_lr": True,
-                    "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 500_000} | AS_THEY_ARE,
+                    "gamma": 0.9, "ent_coef": 0.0, "init_std": 1.0, "total_timesteps": 500_000} | AS_THEY_ARE,
     "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
                                  "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
                                  "init_std": 1.0, "total_timesteps": 100_000},
