@@ -55,9 +55,8 @@ def cell(entry, title):
     """A column of an entry, as text."""
     if title == "commit":
         same = entry.get("script") is None or entry["text"] == present_text(entry["script"], entry["env_id"])
-        seed = entry.get("confirmed")  # the one that was trained on this text and gave the same as on the other
-        confirmed = f" (seed {seed}; others: {entry['measured']})" if seed else ""
-        return entry.get("commit", "–") + confirmed + ("" if same else CHANGED)
+        measured = f"{entry['measured']} = " if "measured" in entry else ""  # both were seen to train alike
+        return measured + entry.get("commit", "–") + ("" if same else CHANGED)
     if title == "seeds":
         seeds = sorted(entry.get("seeds", []))
         in_a_row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))

@@ -2,14 +2,15 @@
 
     python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 [--seeds 1 2 3 4 5] [--flags="…"]
     python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 --random    # what random actions get
-    python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 --confirm [--seeds 1]    # of another text
+    python benchmarks/scores.py ppo.py CartPole-v1 LunarLander-v3 --confirm 50000    # scores of another text
 
 Every run is the plain command `python ppo.py --env-id ENV_ID --seed SEED --eval-episodes 100`. The score is the mean
 return of 100 further deterministic episodes of its final weights. Runs lie in runs/scores, so one that was killed is
 resumed. Writes benchmarks/results/ppo_scores.json, a seed at a time; skips what is there for the script's text.
 
---confirm trains one seed of scores that were measured on another text of the script. If it ends with the same return,
-steps and curve, to the last digit, the other seeds' figures hold for today's text as well, and the entry says so.
+--confirm is for scores that were measured on another text of the script. It trains seed 1 for so many steps with the
+commit that was measured, and with today's text. If both give the same return, steps and curve, to the last digit, the
+scores hold for today's text as well, and the entry says so.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-from common import ROOT, call, keep, missing, read, stamp, thin, write
+from common import ROOT, call, keep, missing, read, stamp, text_of, thin, write
+from text import lengths_of
 
 sys.path.insert(0, str(ROOT))
 
@@ -64,16 +66,28 @@ def random_return(script, env_id):
     return module.evaluate(SimpleNamespace(act=lambda obs: space.sample()), args)[0]
 
 
-def confirm(name, key, stamped, seed, figures):
-    """Whether a seed gives what was measured on another text; then let the whole entry hold for this one."""
-    report = read(name)
-    entry = report[key]
-    place = entry["seeds"].index(seed)
-    same = all(entry[field][place] == figures[field] for field in ("returns", "steps", "curves"))
-    if same and entry["text"] != stamped["text"]:
-        others = {"measured": entry.get("measured", entry["commit"]), "confirmed": seed}
-        report[key] = entry | stamped | others
-        write(name, report)
+def script_at(commit, script):
+    """A script as a commit has it, among the other files of that commit."""
+    folder = ROOT / "runs" / "commits" / commit
+    if not folder.exists():
+        call("git", "-C", ROOT, "worktree", "add", "--detach", folder, commit)
+    return folder / script
+
+
+def confirm(name, key, stamped, steps):
+    """Whether both texts of a script train alike; if so, the entry holds for today's text as well."""
+    entry = read(name)[key]
+    env_id, _, flags = key.partition(" ")
+    measured = script_at(entry["commit"], stamped["script"])
+    if text_of(measured, env_id) != entry["text"]:
+        return False  # of a file that was not committed, or hashed in another way
+    if lengths_of(measured, env_id) != lengths_of(stamped["script"], env_id):
+        return False
+    texts = {measured: entry["text"], stamped["script"]: stamped["text"]}
+    runs = [measure(script, env_id, 1, f"{flags} --total-timesteps {steps}", text) for script, text in texts.items()]
+    same = all(runs[0][field] == runs[1][field] for field in ("returns", "steps", "curves"))
+    if same:
+        write(name, read(name) | {key: entry | stamped | {"measured": entry.get("measured", entry["commit"])}})
     return same
 
 
@@ -85,7 +99,7 @@ def main():
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--flags", default="")
     parser.add_argument("--random", action="store_true")
-    parser.add_argument("--confirm", action="store_true")
+    parser.add_argument("--confirm", type=int, metavar="STEPS")
     args = parser.parse_args()
     for env_id in args.env_ids:
         stamped = stamp(args.script, env_id)
@@ -95,10 +109,8 @@ def main():
                 keep("random", key, stamped, seed, {"returns": round(random_return(args.script, env_id), 3)})
             continue
         name, key = f"{Path(args.script).stem}_scores", f"{env_id} {args.flags}".strip()
-        if args.confirm and missing(name, key, stamped["text"], args.seeds[:1]):
-            figures = measure(args.script, env_id, args.seeds[0], args.flags, stamped["text"])
-            same = confirm(name, key, stamped, args.seeds[0], figures)
-            print(env_id, args.seeds[0], "the same" if same else f"another: {figures['returns']}", flush=True)
+        if args.confirm and read(name)[key]["text"] != stamped["text"]:
+            print(key, "the same" if confirm(name, key, stamped, args.confirm) else "another", flush=True)
         for seed in [] if args.confirm else missing(name, key, stamped["text"], args.seeds):
             figures = measure(args.script, env_id, seed, args.flags, stamped["text"])
             keep(name, key, stamped, seed, figures)

@@ -27,6 +27,13 @@ def text_of(script, env_id=None):
     return hashlib.sha256(repr([settings, story.parts]).encode()).hexdigest()[:12]
 
 
+def lengths_of(script, env_id):
+    """How long a script trains in an environment, as its settings say."""
+    story = Story(Path(ROOT, script).read_text(encoding="utf-8").split("# ===== run")[0])
+    settings = story.args | (story.settings(story.tuned[env_id]) if env_id in story.tuned else {})
+    return [ast.unparse(settings[name]) for name in sorted(ALWAYS)]
+
+
 class Plain(ast.NodeTransformer):
     """Takes out what computes nothing: docstrings, what is printed, refusals and their messages."""
 

@@ -170,17 +170,26 @@ def test_share(text_of, tmp_path, monkeypatch):
 
 
 def test_confirm(text_of, tmp_path, monkeypatch):
-    """A seed that gives the same on another text carries the entry over, one that gives another return does not."""
+    """Two texts that train alike carry the entry over, those with another return do not."""
     monkeypatch.setattr(importlib.import_module("common"), "RESULTS", tmp_path)
     scores = importlib.import_module("scores")
-    first = {"returns": 2.5, "steps": 10, "curves": [[5, 1.0], [10, 2.5]]}
+    monkeypatch.setattr(scores, "script_at", lambda commit, script: f"{commit}/{script}")
+    monkeypatch.setattr(scores, "text_of", lambda script, env_id: "old")
+    monkeypatch.setattr(scores, "lengths_of", lambda script, env_id: lengths[script])
+    lengths = {"a1/es.py": ["100"], "es.py": ["100"]}
+    returns = {"a1/es.py": 2.5, "es.py": 2.4}
+    measure = lambda script, *_: {"returns": returns[script], "steps": 10, "curves": [[10, returns[script]]]}
+    monkeypatch.setattr(scores, "measure", measure)
     for seed in (1, 2):
-        scores.keep("es_scores", "Arm", {"text": "old", "commit": "a1"}, seed, first | {"seconds": 9})
-    new = {"text": "new", "commit": "b2"}
-    assert not scores.confirm("es_scores", "Arm", new, 1, first | {"returns": 2.4})
+        scores.keep("es_scores", "Arm", {"text": "old", "commit": "a1"}, seed, {"returns": 9.0, "seconds": 5})
+    new = {"text": "new", "commit": "b2", "script": "es.py"}
+    assert not scores.confirm("es_scores", "Arm", new, 100)
     assert scores.read("es_scores")["Arm"]["text"] == "old"
-    assert scores.confirm("es_scores", "Arm", new, 1, first | {"seconds": 12})
+    returns["es.py"] = 2.5
+    lengths["es.py"] = ["200"]
+    assert not scores.confirm("es_scores", "Arm", new, 100)
+    lengths["es.py"] = ["100"]
+    assert scores.confirm("es_scores", "Arm", new, 100)
     entry = scores.read("es_scores")["Arm"]
-    assert (entry["text"], entry["measured"], entry["confirmed"], entry["seeds"]) == ("new", "a1", 1, [1, 2])
-    assert entry["seconds"] == [9, 9]
-    assert importlib.import_module("results_page").cell(entry, "commit") == "b2 (seed 1; others: a1)"
+    assert (entry["text"], entry["measured"], entry["seeds"], entry["returns"]) == ("new", "a1", [1, 2], [9.0, 9.0])
+    assert importlib.import_module("results_page").cell(entry | {"script": None}, "commit") == "a1 = b2"
