@@ -675,11 +675,11 @@ def process():
 
 
 def join_processes():
-    """Connect the processes of torchrun. All but the first print nothing, and wait until its run begins.
+    """Connect the processes of torchrun. All but the first print only errors, and wait until its run begins.
 
     So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then
-    the others do. `exchange` returns when all processes have called it: the first one does so in
-    start_run.
+    the others do, with exit code 0. `exchange` returns when all processes have called it: the first
+    one does so in start_run.
     """
     if distributed.is_torchelastic_launched():
         gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
@@ -687,23 +687,34 @@ def join_processes():
         atexit.register(distributed.destroy_process_group)  # its threads may abort
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
-            exchange("waiting")
+            exchange("waiting", code=0)
 
 
-def exchange(value):
+def exchange(value, code=1):
     """A list of the values of all processes, each of which must call it. It waits for them.
 
-    If another process has ended, which tells why itself, this one ends in silence.
+    If another process has ended, this one ends as well, with this exit code.
     """
     if not distributed.is_initialized():
         return [value]
     values = [None] * distributed.get_world_size()
     try:
         distributed.all_gather_object(values, value)
-    except RuntimeError:
-        sys.stdout.flush()
-        os._exit(0)  # sys.exit may abort
+    except RuntimeError as error:
+        end_with_the_others(error, code)
     return values
+
+
+def end_with_the_others(error, code=1):
+    """End this process, which has lost another one.
+
+    If that one has failed, it says why itself, and torchrun ends this one meanwhile. It does not if
+    the line between two machines is cut.
+    """
+    if code != 0:
+        time.sleep(10)
+        print(f"process {distributed.get_rank()} has lost the others: {error}", file=sys.stderr, flush=True)
+    os._exit(code)  # sys.exit may abort
 
 
 def candidates_of_this_process(args):
@@ -732,7 +743,7 @@ def make_run(args, envs):
     if args.resume and checkpoint.exists():
         shutil.copy(checkpoint, folder.name)
     run = Run(replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False), envs)
-    run.folder = folder  # it is deleted when the process ends
+    run.folder = folder  # it is deleted when the process ends by itself
     return run
 
 
@@ -741,6 +752,8 @@ def start_run(run, **parts):
     run.start(**parts)
     if process()[0] == 0:
         exchange("begun")
+    if len(set(exchange((run.step, run.seconds)))) > 1:
+        raise UserError("another machine has another checkpoint, or none: copy the run folder to all of them")
 
 
 def start_es_run(args, envs, **parts):

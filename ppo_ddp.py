@@ -20,9 +20,9 @@ step they average their gradients. Process k has n_k rows of the batch and their
 
     g = sum_k n_k g_k / sum_k n_k
 
-This is the mean over all rows. So all copies make the same step and stay the same. Mean and
-deviation of the advantages, running statistics, KL and metrics are those of all rows as well (after
-DD-PPO). Each process has its own seed for environments, actions and minibatches.
+This is the mean over all rows, so all copies stay the same, as in DD-PPO; DistributedDataParallel
+would weigh processes equally. Mean and deviation of the advantages, running statistics, KL and
+metrics are of all rows as well. Seeds of environments, actions and minibatches differ.
 
     torchrun --nproc-per-node 2 ppo_ddp.py --env-id LunarLander-v3  # two processes, 8 environments each
     python ppo_ddp.py                                               # one process: the same as ppo.py
@@ -484,7 +484,7 @@ def normalize_over_all(advantages):
     return ((x - mean) / (variance.clamp(min=0).sqrt() + 1e-8)).to(advantages.dtype)
 
 
-normalize = normalize_over_all  # as ppo_loss calls it
+normalize = normalize_over_all  # what ppo_loss means by it
 
 
 def approximate_kl(log_ratios):
@@ -683,7 +683,7 @@ class RunningMeanStdOfAll(RunningMeanStd):
         super().update(np.concatenate(exchange(rows)))
 
 
-RunningMeanStd = RunningMeanStdOfAll  # as Agent calls it
+RunningMeanStd = RunningMeanStdOfAll  # what Agent means by it
 
 
 class NatureCNN(nn.Module):
@@ -895,11 +895,11 @@ def process():
 
 
 def join_processes():
-    """Connect the processes of torchrun. All but the first print nothing, and wait until its run begins.
+    """Connect the processes of torchrun. All but the first print only errors, and wait until its run begins.
 
     So bad flags, or a folder that cannot be written, are reported once: the first one ends, and then
-    the others do. `exchange` returns when all processes have called it: the first one does so in
-    start_run.
+    the others do, with exit code 0. `exchange` returns when all processes have called it: the first
+    one does so in start_run.
     """
     if distributed.is_torchelastic_launched():
         gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
@@ -907,32 +907,42 @@ def join_processes():
         atexit.register(distributed.destroy_process_group)  # its threads may abort
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
-            exchange("waiting")
+            exchange("waiting", code=0)
 
 
-def exchange(value):
+def exchange(value, code=1):
     """A list of the values of all processes, each of which must call it. It waits for them.
 
-    If another process has ended, which tells why itself, this one ends in silence.
+    If another process has ended, this one ends as well, with this exit code.
     """
     if not distributed.is_initialized():
         return [value]
     values = [None] * distributed.get_world_size()
     try:
         distributed.all_gather_object(values, value)
-    except RuntimeError:
-        sys.stdout.flush()
-        os._exit(0)  # sys.exit may abort
+    except RuntimeError as error:
+        end_with_the_others(error, code)
     return values
+
+
+def end_with_the_others(error, code=1):
+    """End this process, which has lost another one.
+
+    If that one has failed, it says why itself, and torchrun ends this one meanwhile. It does not if
+    the line between two machines is cut.
+    """
+    if code != 0:
+        time.sleep(10)
+        print(f"process {distributed.get_rank()} has lost the others: {error}", file=sys.stderr, flush=True)
+    os._exit(code)  # sys.exit may abort
 
 
 def add_up(sums):
     """Replace a tensor by its sum over all processes. Four times as fast as exchange."""
     try:
         distributed.all_reduce(sums)
-    except RuntimeError:
-        sys.stdout.flush()
-        os._exit(0)  # sys.exit may abort
+    except RuntimeError as error:
+        end_with_the_others(error)
 
 
 def average(tensors, rows):
@@ -967,13 +977,15 @@ def share_of_this_process(args):
     _, processes = process()
     if args.num_envs % processes:
         raise UserError(f"num_envs {args.num_envs} does not divide among {processes} processes")
+    if args.num_envs // processes * (args.num_steps // 2) < args.num_minibatches:
+        raise UserError("num_minibatches must be at most num_envs / processes * (num_steps // 2)")
     if processes > 1 and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     return replace(args, num_envs=args.num_envs // processes)
 
 
 def divide_run(run, args, **parts):
-    """Start the run with these parts, as one of several processes: with seeds of its own."""
+    """Make the run count and draw as one of several, with seeds of its own, then start it."""
     rank, run.processes = process()
     run.saved.append("processes")
     run.args = replace(run.args, seed=args.seed + 1_000_000 * rank)  # else all would play the same
@@ -1015,7 +1027,7 @@ def make_run(args, envs):
     if args.resume and checkpoint.exists():
         shutil.copy(checkpoint, folder.name)
     run = Run(replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False), envs)
-    run.folder = folder  # it is deleted when the process ends
+    run.folder = folder  # it is deleted when the process ends by itself
     return run
 
 
@@ -1024,6 +1036,8 @@ def start_run(run, **parts):
     run.start(**parts)
     if process()[0] == 0:
         exchange("begun")
+    if len(set(exchange((run.step, run.seconds)))) > 1:
+        raise UserError("another machine has another checkpoint, or none: copy the run folder to all of them")
 
 
 if __name__ == "__main__":

@@ -413,16 +413,35 @@ def test_a_generation_does_not_depend_on_the_processes(script):
         assert [each[1] for each in together] == ([10, 10] if len(options) == 1 else [6, 4])
 
 
-@catches("exchange, waits or complains: os._exit(0) -> raise")
-def test_ends_with_the_others(script):
-    """If another process has ended, this one does so as well, in silence."""
+@catches(
+    "exchange, waits or complains: end_with_the_others(error, code) -> raise",
+    "end_with_the_others, as if all were well: os._exit(code) -> os._exit(0)",
+    "end_with_the_others, complains always: if code != 0 -> if True",
+)
+def test_ends_with_the_others(script, capsys):
+    """If another process has ended, this one says so and fails; before the run begins, it ends in silence."""
     gone = mock.Mock(**{"get_world_size.return_value": 2, "all_gather_object.side_effect": RuntimeError("closed")})
     end_now = mock.patch.object(script.os, "_exit", lambda code: sys.exit(code))
-    with end_now, mock.patch.object(script, "distributed", gone):
-        try:
-            script.exchange("x")
-        except BaseException as end:
-            assert isinstance(end, SystemExit) and not end.code
+    with end_now, mock.patch.object(script, "distributed", gone), mock.patch.object(script.time, "sleep"):
+        for code, said in ((0, False), (1, True)):
+            try:
+                script.exchange("x", code=code)
+            except BaseException as end:
+                assert isinstance(end, SystemExit) and end.code == code
+            assert ("has lost the others: closed" in capsys.readouterr().err) == said
+
+
+@catches("start_run, each its own checkpoint: > 1 -> > 9")
+def test_one_checkpoint_for_all(script):
+    """A machine with an older checkpoint, or none, does not go on with the others."""
+    run = SimpleNamespace(step=300, seconds=7.5, start=lambda: None)
+    for others, refused in (([(300, 7.5)], False), ([(0, 0.0)], True)):
+        with mock.patch.object(script, "exchange", lambda value, others=others: [value, *others]):
+            try:
+                script.start_run(run)
+                assert not refused
+            except script.UserError as error:
+                assert refused and "another checkpoint" in str(error)
 
 
 SPREAD = {

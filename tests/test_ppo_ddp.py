@@ -287,16 +287,16 @@ def test_refusal(script):
     assert Threads(3).run(script, work) == ["num_envs 8 does not divide among 3 processes"] * 3
 
 
-@catches("add_up, waits or complains: os._exit(0) -> raise")
+@catches("add_up, waits or complains: end_with_the_others(error) -> raise")
 def test_ends_with_the_others(script):
-    """If another process has ended, this one does so as well, in silence."""
+    """If another process has ended, this one fails as well: torchrun must not report success."""
     gone = mock.Mock(**{"all_reduce.side_effect": RuntimeError("closed")})
     end_now = mock.patch.object(script.os, "_exit", lambda code: sys.exit(code))
-    with end_now, mock.patch.object(script, "distributed", gone):
+    with end_now, mock.patch.object(script, "distributed", gone), mock.patch.object(script.time, "sleep"):
         try:
             script.average([torch.ones(1)], 1)
         except BaseException as end:
-            assert isinstance(end, SystemExit) and not end.code
+            assert isinstance(end, SystemExit) and end.code == 1
 
 
 # ------------------------------------------------------------------------------------------- processes, and their ends
