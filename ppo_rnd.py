@@ -91,7 +91,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
-    init_std: float = 0.37  # of a Box's first actions, in half ranges; with 1, a third is clipped
+    init_std: float = 1.0  # of a Box's first actions, in half ranges; 0.37 is often faster, 1 explores
     normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones

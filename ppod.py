@@ -101,7 +101,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    init_std: float = 0.37  # of a Box's first actions, in half ranges; with 1, a third is clipped
+    init_std: float = 1.0  # of a Box's first actions, in half ranges; 0.37 is often faster, 1 explores
     normalize_obs: bool = True  # normalise observations (vectors) by running mean and deviation
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones

@@ -405,9 +405,9 @@ def test_actions(script):
 def test_networks(script):
     """Layers are orthogonal with gains sqrt 2, in the end 0.01 and 1; both networks see normalised observations, as
     loaded weights do; images with channels first and last are the same to the CNN, scaled to [0, 1]. A Box's first
-    actions have the deviation 0.37, so that 0.7 % of them are outside of [-1, 1]: P(|z| > 1 / 0.37 = 2.7) = 0.007.
+    actions have the deviation init_std.
     """
-    close(script.Agent(THREE, ACTIONS["Box"][0], script.Args()).log_std.exp(), [0.37, 0.37])
+    close(script.Agent(THREE, ACTIONS["Box"][0], script.Args(init_std=0.37)).log_std.exp(), [0.37, 0.37])
     envs = SimpleNamespace(single_observation_space=THREE, single_action_space=spaces.Discrete(3))
     given = {"hidden_sizes": (8, 5), "critic_hidden_sizes": (7,), "normalize_obs": True}
     agent, loaded = (script.make_agent(script.Args(seed=seed, **given), envs) for seed in (1, 2))
