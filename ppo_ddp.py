@@ -92,7 +92,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    init_std: float = 1.0  # of a Box's first actions, in half ranges; 0.37 is often faster, 1 explores
+    init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # normalise observations by running mean and deviation; never images
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
@@ -635,8 +635,8 @@ TUNED = {
                          "total_timesteps": 3_000_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
-    # CleanRL's published settings, but for its clipped value loss and init_std; Hopper and Walker2d were run
-    # with one seed, Atari not at all
+    # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Hopper and
+    # Walker2d were run with one seed, Atari not at all
     "HalfCheetah-v5": MUJOCO | {"init_std": 0.37},
     "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
@@ -878,6 +878,8 @@ def make_agent(args, envs):
     kinds = spaces.Discrete | spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
         raise UserError(f"{args.env_id}: no Agent for observations {obs_space} and actions {action_space}")
+    if args.init_std <= 0:
+        raise UserError("init_std must be more than 0")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
     if args.num_envs * (args.num_steps // 2) < args.num_minibatches:

@@ -101,7 +101,7 @@ class Args:
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
-    init_std: float = 1.0  # of a Box's first actions, in half ranges; 0.37 is often faster, 1 explores
+    init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # normalise observations (vectors) by running mean and deviation
     normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
@@ -1272,6 +1272,8 @@ def make_recurrent_agent(args, envs):
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, kinds):
         what = f"observations {obs_space} and actions {action_space}"
         raise UserError(f"{args.env_id}: no RecurrentAgent for {what}")
+    if args.init_std <= 0:
+        raise UserError("init_std must be more than 0")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     agent = RecurrentAgent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
