@@ -1364,12 +1364,10 @@ class Run:
         self.step = 0  # environment steps, without reset rows
         self.seconds = 0.0
         self.num_episodes = 0
-        self.recent = []  # returns of the last 100 training episodes
-        self.stride = 1  # the table has each stride-th episode, so that it never grows beyond 10,000
         self.episodes = {"step": [], "return": [], "length": []}
         self.metrics = {"step": []}  # other columns begin when they are first logged
         self.evaluations = {"step": [], "seconds": [], "return_mean": [], "return_std": []}
-        self.saved = "step seconds num_episodes recent stride episodes metrics evaluations".split()
+        self.saved = "step seconds num_episodes episodes metrics evaluations".split()
         self.logged = {}  # since the last row of metrics.csv
         self.largest = {}  # absolute observation, reward, …
         self.hints = []  # those printed last
@@ -1451,13 +1449,8 @@ class Run:
         """Count an episode that has ended in environment n."""
         self.has_ended[n] = True
         self.num_episodes += 1
-        self.recent = [*self.recent[-99:], total]
-        if self.num_episodes % self.stride == 0:
-            for column, value in zip(self.episodes.values(), (self.step, total, length)):
-                column.append(value)
-        if len(self.episodes["step"]) == 10_000:
-            self.stride *= 2
-            self.episodes = {name: column[1::2] for name, column in self.episodes.items()}
+        for column, value in zip(self.episodes.values(), (self.step, total, length)):
+            column.append(value)
 
     def check_finite(self, **values):
         """UserError naming environment, step and field if a value is NaN, or too large for float32."""
@@ -1483,6 +1476,10 @@ class Run:
                 raise ValueError(f"the metric {name} is not one number: {value}")
             self.logged.setdefault(name, []).append(value)
 
+    def mean_return(self):
+        """The mean return of the last 100 training episodes; NaN if there are none."""
+        return float(np.mean(self.episodes["return"][-100:] or math.nan))
+
     def is_finished(self):
         """Whether all steps are taken, or --stop-at-return is reached."""
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
@@ -1490,7 +1487,7 @@ class Run:
             return True
         if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
-        return len(self.recent) == 100 and np.mean(self.recent) >= goal
+        return self.num_episodes >= 100 and self.mean_return() >= goal
 
     def write_what_is_due(self):
         """A row of metrics.csv, about 200 in a run; evaluations and checkpoints, as often as args say.
@@ -1506,7 +1503,7 @@ class Run:
         saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
-            mean = float(np.mean(self.recent or math.nan))
+            mean = self.mean_return()
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)

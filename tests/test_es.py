@@ -538,7 +538,7 @@ def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch)
     flags = "--wrappers gymnasium.wrappers.ClipReward(min_reward=7) --max-episode-steps 5 --population-size 4 "
     assert command(script, f"{flags} --episodes-per-candidate 2 --num-generations 1 --run-dir run --no-progress") == 0
     run = script.read_state("run/checkpoint.pt")["run"]
-    assert run["recent"] == [5.0] * 4 and run["evaluations"]["return_mean"] == [5]
+    assert run["episodes"]["return"] == [5.0] * 4 and run["evaluations"]["return_mean"] == [5]
     assert run["metrics"]["population_mean"] == [35] and run["step"] == 2 * 4 * 5
 
 

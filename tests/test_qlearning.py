@@ -342,7 +342,7 @@ def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch)
     flags = "--wrappers gymnasium.wrappers.ClipReward(min_reward=7) --max-episode-steps 9 --total-timesteps 100"
     assert command(script, f"{flags} --run-dir run --no-progress") == 0
     state = script.read_state("run/checkpoint.npz")
-    assert state["agent"]["q"].max() > 3 and state["run"]["recent"][-1] <= -9
+    assert state["agent"]["q"].max() > 3 and state["run"]["episodes"]["return"][-1] <= -9
     assert state["run"]["evaluations"]["return_mean"][-1] <= -9
 
 
@@ -375,7 +375,7 @@ def test_files(script, tmp_path, monkeypatch, capsys):
     """The run's own numbers survive a file bit for bit. A damaged or foreign one is refused, and executes nothing."""
     monkeypatch.chdir(tmp_path)
     path, q = tmp_path / "best.npz", np.random.default_rng(0).normal(size=(1, 4, 4))
-    numbers = {"step": 3, "seconds": 0.1 + 0.2, "recent": [-1e-300, 10**12, math.pi], "none": {}}
+    numbers = {"step": 3, "seconds": 0.1 + 0.2, "returns": [-1e-300, 10**12, math.pi], "none": {}}
     numbers["metrics"] = {"step": [1], "loss": [math.nan, math.inf]}
     script.write_file(path, lambda file: script.write_state({"agent": {"q": q}, "run": numbers}, file))
     state = script.read_state(path)

@@ -212,7 +212,8 @@ def test_curve(script, curve):
     assert len(drawn) == 2 + 1 + 1 + 1
     returns, *panels = drawn[-2].axes
     (label,) = [line.get_label() for line in returns.lines if line.get_label().startswith("mean")]
-    assert label == f"mean of the last {len(script.read_state('run/checkpoint.pt')['run']['recent'])} episodes"
+    ended = len(script.read_state("run/checkpoint.pt")["run"]["episodes"]["step"])
+    assert label == f"mean of the last {ended} episodes" and 0 < ended < 100
     assert returns.get_title() == "ppo.py: CartPole-v1, seed 1" and returns.get_yscale() == "linear"
     assert [panel.get_title() for panel in panels] == list(script.CURVE.values())
     assert drawn[-1].axes[0].get_yscale() == "symlog"
@@ -241,7 +242,8 @@ def fresh(script, *makers, **given):
     "Run.count, reset rows count: (~reset_rows).sum() -> len(reset_rows)",
     "Run.count, reset rows make episodes longer: self.lengths += ~reset_rows -> self.lengths += 1",
     "Run.count, rewards in place of returns: self.returns += rewards -> self.returns = rewards * 1.0",
-    "Run.add_episode, a mean of ten: [*self.recent[-99:], total] -> [*self.recent[-9:], total]",
+    "Run.mean_return, a mean of ten: [-100:] -> [-10:]",
+    "Run.mean_return, a mean of all: [-100:] -> [-1000:]",
 )
 def test_count(script):
     """Both environments end at once, after rewards 1, 2 and 5, 6; then both only reset; then 1 and 1, and one ends."""
@@ -254,18 +256,7 @@ def test_count(script):
     assert run.step == 6 and run.returns.tolist() == [0, 1] and run.has_ended.all()
     for total in range(200):
         run.add_episode(0, total, 1)
-    assert run.recent == list(range(100, 200))
-
-
-def test_two_million_episodes_take_no_more_room_than_one(script):
-    """The table keeps every episode up to 10,000, then every second one, every fourth one, … evenly to the end."""
-    run = fresh(script, lambda: Walk([(9, "t")]))[0]
-    for run.step in range(1, 50_001):
-        run.add_episode(0, 1.0, 1)
-        if run.step == 9_999:
-            assert run.episodes["step"] == list(range(1, 10_000))
-    steps = run.episodes["step"]
-    assert 5_000 <= len(steps) <= 10_000 and steps == list(range(8, 50_001, 8)) and run.num_episodes == 50_000
+    assert run.mean_return() == 149.5 and run.num_episodes == 203  # 100 to 199
 
 
 @catches("Run.write_what_is_due, no episode needs to end: self.has_ended.all() -> True",
