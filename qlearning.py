@@ -797,10 +797,11 @@ class Run:
         losses = {name: float(values[-1]) for name, values in self.logged.items() if "loss" in name}
         self.check_finite(**losses)
         self.bar.update(self.step - self.bar.n)
-        is_due = lambda every, last: self.is_finished() or self.step // every > last // every
+        finished = self.is_finished()
+        is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (self.is_finished() or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()

@@ -234,7 +234,7 @@ def test_periods(script):
     "relu_mlp, weights of 1: gain=1.0 -> gain=2**0.5",
     "QNetwork.greedy, the worst action: argmax -> argmin",
     "QNetwork.to_env, start forgotten: actions + self.action_space.start -> actions",
-    "QNetwork.explore, best where random is due: at_random, any_actions, -> ~at_random, any_actions,",
+    "QNetwork.explore, best where random is due: < epsilon -> >= epsilon",
     "QNetwork.explore, all environments at once: rng.random(len(obs)) -> rng.random()",
 )
 def test_network_and_actions(script):
