@@ -235,7 +235,7 @@ def test_periods(script):
     "QNetwork.greedy, the worst action: argmax -> argmin",
     "QNetwork.to_env, start forgotten: actions + self.action_space.start -> actions",
     "QNetwork.explore, best where random is due: < epsilon -> >= epsilon",
-    "QNetwork.explore, all environments at once: rng.random(len(obs)) -> rng.random()",
+    "QNetwork.explore, all environments at once: rng.random(len(obs)) -> rng.random() * np.ones(len(obs))",
 )
 def test_network_and_actions(script):
     """Linear layers with ReLU between them, rows orthogonal; epsilon is the share of actions that are drawn uniformly.
