@@ -396,6 +396,8 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_error": True,
          "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000}  # fmt: skip
+# gamma: with 0.99 a needless turn costs so little that a greedy policy turns for ever
+MINIGRID = {"num_envs": 8, "batch_size": 32, "gamma": 0.9, "buffer_size": 50_000}
 TUNED = {
     "CartPole-v1": {"num_envs": 8, "hidden_sizes": (120, 84), "target_network_frequency": 1_000,
                     "exploration_fraction": 0.1, "total_timesteps": 300_000, "stop_at_return": 500.0},
@@ -408,9 +410,9 @@ TUNED = {
                        "target_network_frequency": 1000, "end_e": 0.03, "exploration_fraction": 0.25,
                        "buffer_size": 200_000, "hidden_sizes": (128, 128), "clip_error": True, "max_grad_norm": 10.0,
                        "total_timesteps": 600_000, "eval_every": 10_000, "stop_at_return": 200},
-    # as images, too; gamma: with 0.99 a needless turn costs so little that a greedy policy turns for ever
-    "MiniGrid-Empty-5x5-v0": {"num_envs": 8, "batch_size": 32, "gamma": 0.9, "buffer_size": 50_000,
-                              "total_timesteps": 50_000},
+    "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 50_000},  # as images, too
+    "MiniGrid-DoorKey-5x5-v0": MINIGRID | {"exploration_fraction": 0.5, "total_timesteps": 100_000,
+                                           "stop_at_return": 0.95},  # as images, too
     # based on CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip

@@ -682,6 +682,8 @@ SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": SHORT_ROLLOUTS | MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
+    "MiniGrid-DoorKey-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 100_000},  # as images, too
+    "MiniGrid-Empty-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 60_000},  # as images, too
     # ppo.py's settings, tried with one seed: rewards are frequent here, and curiosity did no harm
     "CartPole-v1": SHORT_ROLLOUTS
     | {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
