@@ -1109,7 +1109,7 @@ class Run:
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
         if self.num_episodes == 0 and self.remaining() < 0.9:
-            hints.append("no episode has ended in a tenth of the run: see --max-episode-steps")
+            hints.append("no episode has ended, so there is no checkpoint: see --max-episode-steps")
         for hint in hints:
             if hint not in self.hints:
                 tqdm.write(hint)

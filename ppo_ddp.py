@@ -636,7 +636,7 @@ TUNED = {
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
     # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Hopper and
-    # Walker2d were run with one seed, Atari not at all
+    # Walker2d were run with one seed, Atari for 700,000 steps
     "HalfCheetah-v5": MUJOCO | {"init_std": 0.37},
     "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
@@ -1367,7 +1367,7 @@ class Run:
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
         if self.num_episodes == 0 and self.remaining() < 0.9:
-            hints.append("no episode has ended in a tenth of the run: see --max-episode-steps")
+            hints.append("no episode has ended, so there is no checkpoint: see --max-episode-steps")
         for hint in hints:
             if hint not in self.hints:
                 tqdm.write(hint)
