@@ -410,9 +410,9 @@ TUNED = {
                        "target_network_frequency": 1000, "end_e": 0.03, "exploration_fraction": 0.25,
                        "buffer_size": 200_000, "hidden_sizes": (128, 128), "clip_error": True, "max_grad_norm": 10.0,
                        "total_timesteps": 600_000, "eval_every": 10_000, "stop_at_return": 200},
-    "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 50_000},  # as images, too
+    "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 50_000},  # as RGB images, too
     "MiniGrid-DoorKey-5x5-v0": MINIGRID | {"exploration_fraction": 0.5, "total_timesteps": 100_000,
-                                           "stop_at_return": 0.95},  # as images, too
+                                           "stop_at_return": 0.95},  # as RGB images, too
     # based on CleanRL's settings, not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
@@ -551,8 +551,10 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
-        message = str(error)
+    except gym.error.Error as error:
+        if is_users_own(error):
+            raise
+        message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
@@ -581,10 +583,10 @@ def vectors_or_images(envs, env_id):
     """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
-        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        is_picture = len(space.shape) >= 2 and sorted(space.shape)[-2] >= 36
         if is_picture and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
-            raise UserError(f"{env_id}: images need three dimensions, not {space.shape}; if grey: {stack}")
+            raise UserError(f"{env_id}: images are uint8 and have three dimensions, not {space}; if grey: {stack}")
         return envs
     plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     parts = [space]
@@ -641,6 +643,8 @@ def check_buffer_size(args, envs):
     """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        tqdm.write("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
@@ -654,19 +658,28 @@ def check_buffer_size(args, envs):
 # ===== run: the same in every script ==============================================================
 # What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()  # at least 1
+COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()
+COUNTS += ["target_network_frequency"]  # all at least 1
+
+
+class UserError(Exception):
+    """What the user can mend: `main` prints its one line."""
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    plain = lambda number: (number[1] or "") + f"{float(number[2]):.15g}"  # 1000000 for 1e6
+    flags = [re.sub(r"^(--[\w-]+=)?(\d+\.?\d*e\d+)$", plain, flag) for flag in flags]
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
+    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
+        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    if first.render and not first.evaluate:
+        raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
@@ -693,8 +706,10 @@ def parse(defaults, flags):
             args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
     except UserWarning as error:
         raise UserError(str(error).split(" We'll try")[0]) from error
-    versions = [known for known in gym.registry if re.fullmatch(re.escape(args.env_id) + r"-v\d+", known)]
-    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=args.env_id)
+    env_id = re.sub("^(gymnasium|ale_py|minigrid):", "", args.env_id)  # as TUNED has it
+    ids = [*gym.registry, *TUNED]  # those of plugins are not registered yet
+    versions = [known for known in ids if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
+    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
     return replace(args, env_id=newest)  # CartPole-v1 for CartPole
 
 
@@ -748,6 +763,8 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
+    else:
+        tqdm.write(f"{playing.sum()} episodes of an evaluation were cut off: see --max-episode-steps")
     envs.close()
     return float(returns.mean()), float(returns.std())
 
@@ -970,8 +987,8 @@ class Run:
             hints.append("rewards go beyond ±100: try --normalize-reward")
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
-        if self.num_episodes == 0 and self.remaining() < 0.9:
-            hints.append("no episode has ended, so there is no checkpoint: see --max-episode-steps")
+        if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:
+            hints.append("no checkpoint before every environment has ended an episode: see --max-episode-steps")
         for hint in hints:
             if hint not in self.hints:
                 tqdm.write(hint)
@@ -1044,6 +1061,8 @@ class Run:
         summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
         curve = f"{self.dir.as_posix()}/learning_curve.png"
+        if self.step < self.args.total_timesteps:
+            print(f"stopped after {self.step:,} steps: stop_at_return {self.args.stop_at_return:g} is reached")
         print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
         return summary
 

@@ -73,7 +73,7 @@ class Args:
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value
     value_target: Literal["lambda", "returns"] = "lambda"  # the critic's: the estimator's, or rewards-to-go
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side, by all processes together
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
@@ -94,7 +94,7 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # normalise observations by running mean and deviation; never images
-    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return
+    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -290,7 +290,7 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -633,7 +633,7 @@ TUNED = {
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
                          "total_timesteps": 3_000_000},
-    "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as images, too
+    "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
     # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Hopper and
     # Walker2d were run with one seed, Atari for 700,000 steps
@@ -809,8 +809,10 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
-        message = str(error)
+    except gym.error.Error as error:
+        if is_users_own(error):
+            raise
+        message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
@@ -839,10 +841,10 @@ def vectors_or_images(envs, env_id):
     """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
-        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        is_picture = len(space.shape) >= 2 and sorted(space.shape)[-2] >= 36
         if is_picture and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
-            raise UserError(f"{env_id}: images need three dimensions, not {space.shape}; if grey: {stack}")
+            raise UserError(f"{env_id}: images are uint8 and have three dimensions, not {space}; if grey: {stack}")
         return envs
     plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     parts = [space]
@@ -882,8 +884,9 @@ def make_agent(args, envs):
         raise UserError("init_std must be more than 0")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
-    if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
-        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
+    rows = 2 if args.norm_adv else 1  # of a minibatch: a single advantage would become 0
+    if args.num_envs * (args.num_steps // 2) < rows * args.num_minibatches:
+        raise UserError(f"num_minibatches must be at most num_envs * (num_steps // 2) / {rows}: reset rows drop out")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
@@ -1050,19 +1053,28 @@ if __name__ == "__main__":
 # ===== run: the same in every script ==============================================================
 # What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()  # at least 1
+COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()
+COUNTS += ["target_network_frequency"]  # all at least 1
+
+
+class UserError(Exception):
+    """What the user can mend: `main` prints its one line."""
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    plain = lambda number: (number[1] or "") + f"{float(number[2]):.15g}"  # 1000000 for 1e6
+    flags = [re.sub(r"^(--[\w-]+=)?(\d+\.?\d*e\d+)$", plain, flag) for flag in flags]
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
+    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
+        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    if first.render and not first.evaluate:
+        raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
@@ -1089,8 +1101,10 @@ def parse(defaults, flags):
             args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
     except UserWarning as error:
         raise UserError(str(error).split(" We'll try")[0]) from error
-    versions = [known for known in gym.registry if re.fullmatch(re.escape(args.env_id) + r"-v\d+", known)]
-    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=args.env_id)
+    env_id = re.sub("^(gymnasium|ale_py|minigrid):", "", args.env_id)  # as TUNED has it
+    ids = [*gym.registry, *TUNED]  # those of plugins are not registered yet
+    versions = [known for known in ids if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
+    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
     return replace(args, env_id=newest)  # CartPole-v1 for CartPole
 
 
@@ -1144,6 +1158,8 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
+    else:
+        tqdm.write(f"{playing.sum()} episodes of an evaluation were cut off: see --max-episode-steps")
     envs.close()
     return float(returns.mean()), float(returns.std())
 
@@ -1366,8 +1382,8 @@ class Run:
             hints.append("rewards go beyond ±100: try --normalize-reward")
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
-        if self.num_episodes == 0 and self.remaining() < 0.9:
-            hints.append("no episode has ended, so there is no checkpoint: see --max-episode-steps")
+        if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:
+            hints.append("no checkpoint before every environment has ended an episode: see --max-episode-steps")
         for hint in hints:
             if hint not in self.hints:
                 tqdm.write(hint)
@@ -1440,6 +1456,8 @@ class Run:
         summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
         curve = f"{self.dir.as_posix()}/learning_curve.png"
+        if self.step < self.args.total_timesteps:
+            print(f"stopped after {self.step:,} steps: stop_at_return {self.args.stop_at_return:g} is reached")
         print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
         return summary
 

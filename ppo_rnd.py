@@ -25,11 +25,11 @@ PPO's advantage is the weighted sum of both:
 All else is as in ppo.py with GAE; `diff ppo.py ppo_rnd.py` compares them.
 
     python ppo_rnd.py                                 # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
-    python ppo_rnd.py --intrinsic-coef 0              # without curiosity: it finds nothing
+    python ppo_rnd.py --intrinsic-coef 0              # novelty counts for nothing: no goal is found
     python ppo_rnd.py --evaluate runs/DIR --render    # watch the trained agent
 
 Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The algorithm ends at
-"# ===== helpers"; the code below it builds networks, makes environments and keeps the run folder.
+"# ===== helpers"; below it are settings, parts of the networks, environments and the run folder.
 """
 
 import ast
@@ -66,7 +66,7 @@ class Args:
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps once the length is known
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
@@ -74,7 +74,7 @@ class Args:
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
     extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv only the ratio matters
-    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: only its critic learns
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: its critic and the predictor learn all the same
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
@@ -93,7 +93,7 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
-    normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return
+    normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -327,8 +327,8 @@ class RND(nn.Module):
         return ((self.predictor(x) - self.target(x)) ** 2).mean(1)
 
     def loss(self, obs, share):
-        """The predictor's loss: mean novelty of the first `share` of a shuffled batch (B, …)."""
-        rows = math.ceil(share * len(obs))
+        """The predictor's loss: mean novelty of the first `share` of a shuffled batch (B, …), a row at least."""
+        rows = max(1, math.ceil(share * len(obs)))
         return self(obs[:rows]).mean()
 
     @torch.no_grad()
@@ -376,7 +376,7 @@ class RND(nn.Module):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -518,7 +518,7 @@ class CuriousBuffer:
             yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
+        """Of the extrinsic critic: 1 if it foresaw all returns R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -652,7 +652,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss must agree
+        rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss see the same x
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
             envs, obs, reset_rows, rng = run.new_envs()
@@ -682,8 +682,9 @@ SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": SHORT_ROLLOUTS | MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
-    "MiniGrid-DoorKey-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 100_000},  # as images, too
-    "MiniGrid-Empty-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 60_000},  # as images, too
+    # seen as RGB images, too
+    "MiniGrid-DoorKey-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 100_000},
+    "MiniGrid-Empty-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 60_000},
     # ppo.py's settings, tried with one seed: rewards are frequent here, and curiosity did no harm
     "CartPole-v1": SHORT_ROLLOUTS
     | {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "learning_rate": 2e-3, "gamma": 0.98,
@@ -862,8 +863,10 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except gym.error.DependencyNotInstalled as error:  # Gymnasium's advice on Box2D needs a compiler
-        message = str(error)
+    except gym.error.Error as error:
+        if is_users_own(error):
+            raise
+        message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
@@ -892,10 +895,10 @@ def vectors_or_images(envs, env_id):
     """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
-        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        is_picture = len(space.shape) >= 2 and sorted(space.shape)[-2] >= 36
         if is_picture and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
-            raise UserError(f"{env_id}: images need three dimensions, not {space.shape}; if grey: {stack}")
+            raise UserError(f"{env_id}: images are uint8 and have three dimensions, not {space}; if grey: {stack}")
         return envs
     plain = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     parts = [space]
@@ -935,8 +938,9 @@ def make_agent(args, envs):
         raise UserError("init_std must be more than 0")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
-    if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
-        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
+    rows = 2 if args.norm_adv else 1  # of a minibatch: a single advantage would become 0
+    if args.num_envs * (args.num_steps // 2) < rows * args.num_minibatches:
+        raise UserError(f"num_minibatches must be at most num_envs * (num_steps // 2) / {rows}: reset rows drop out")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
@@ -949,8 +953,6 @@ def make_rnd(run, device):
     then loads the statistics of its checkpoint.
     """
     args, envs = run.args, run.envs
-    if not 0 < args.predictor_share <= 1:
-        raise UserError("predictor_share is not in (0, 1]")
     rnd = RND(envs.single_observation_space, args.num_envs, device)
     envs.action_space.seed(args.seed)
     envs.reset(seed=args.seed)
@@ -966,19 +968,28 @@ def make_rnd(run, device):
 # ===== run: the same in every script ==============================================================
 # What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-UserError = gym.error.Error  # what was mistyped; Gymnasium raises it for ids that do not exist
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()  # at least 1
+COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()
+COUNTS += ["target_network_frequency"]  # all at least 1
+
+
+class UserError(Exception):
+    """What the user can mend: `main` prints its one line."""
 
 
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
-    flags = [re.sub(r"(^|(?<==))\d+\.?\d*e\d+$", lambda x: f"{float(x[0]):.15g}", flag) for flag in flags]  # 1e6
+    plain = lambda number: (number[1] or "") + f"{float(number[2]):.15g}"  # 1000000 for 1e6
+    flags = [re.sub(r"^(--[\w-]+=)?(\d+\.?\d*e\d+)$", plain, flag) for flag in flags]
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
+    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
+        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    if first.render and not first.evaluate:
+        raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
@@ -1005,8 +1016,10 @@ def parse(defaults, flags):
             args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
     except UserWarning as error:
         raise UserError(str(error).split(" We'll try")[0]) from error
-    versions = [known for known in gym.registry if re.fullmatch(re.escape(args.env_id) + r"-v\d+", known)]
-    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=args.env_id)
+    env_id = re.sub("^(gymnasium|ale_py|minigrid):", "", args.env_id)  # as TUNED has it
+    ids = [*gym.registry, *TUNED]  # those of plugins are not registered yet
+    versions = [known for known in ids if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
+    newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
     return replace(args, env_id=newest)  # CartPole-v1 for CartPole
 
 
@@ -1060,6 +1073,8 @@ def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
+    else:
+        tqdm.write(f"{playing.sum()} episodes of an evaluation were cut off: see --max-episode-steps")
     envs.close()
     return float(returns.mean()), float(returns.std())
 
@@ -1282,8 +1297,8 @@ class Run:
             hints.append("rewards go beyond ±100: try --normalize-reward")
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
-        if self.num_episodes == 0 and self.remaining() < 0.9:
-            hints.append("no episode has ended, so there is no checkpoint: see --max-episode-steps")
+        if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:
+            hints.append("no checkpoint before every environment has ended an episode: see --max-episode-steps")
         for hint in hints:
             if hint not in self.hints:
                 tqdm.write(hint)
@@ -1356,6 +1371,8 @@ class Run:
         summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
         curve = f"{self.dir.as_posix()}/learning_curve.png"
+        if self.step < self.args.total_timesteps:
+            print(f"stopped after {self.step:,} steps: stop_at_return {self.args.stop_at_return:g} is reached")
         print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
         return summary
 

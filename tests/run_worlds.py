@@ -47,7 +47,7 @@ class Faulty(Plain):
         obs, reward, *rest = super().step(action)
         if self.at == self.fatal:
             if self.field == "raises":
-                raise KeyError("from within")
+                raise {"nan": KeyError, "gym": gym.error.InvalidAction}[self.value]("from within")
             obs, reward = (obs, float(self.value)) if self.field == "reward" else (obs * float(self.value), reward)
         return obs, reward, *rest
 
@@ -65,6 +65,12 @@ class Grey(Picture):
     """Pictures without channels, which no network here takes."""
 
     observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+
+
+class Scaled(Picture):
+    """Pictures from 0 to 1."""
+
+    observation_space = spaces.Box(0, 1, (36, 36, 3))
 
 
 class Camera(Picture):
@@ -121,5 +127,6 @@ gym.register("Endless-v0", Endless)
 gym.register("Faulty-v0", Faulty)
 gym.register("Picture-v0", Picture)
 gym.register("Grey-v0", Grey)
+gym.register("Scaled-v0", Scaled)
 gym.register("Camera-v0", Camera)
 gym.register("RaisesEarly-v0", Broken)

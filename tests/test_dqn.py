@@ -440,6 +440,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {
         "--env-id Pendulum-v1": "Q network",
         "--buffer-size 10": "batch_size",
+        "--target-network-frequency 0": "target_network_frequency must be at least 1",
         "--buffer-size 1e14": "GiB: choose",
     }
     check_refused(script, refused, tmp_path, monkeypatch, capsys)

@@ -309,10 +309,10 @@ def test_new_envs(script):
     "evaluate, ends with the first episode: not playing.any() -> not playing.all()",
     "evaluate, a last reward lost: playing &= ~(terminated | truncated) -> playing &= ~terminated & False",
 )
-def test_evaluation(script):
+def test_evaluation(script, capsys):
     """Episodes of 2 and 5 steps with returns 1 + 2 and 1 + … + 5: 9 ± 6. What the first pays later is infinite.
 
-    An episode of 1,100 steps is played to its end.
+    An episode of 1,100 steps is played to its end; where it is cut off, a line says so.
     """
 
     class Later(Walk):
@@ -327,6 +327,9 @@ def test_evaluation(script):
     agent.act = lambda obs: np.zeros(1, int)
     with mock.patch.object(script, "make_envs", lambda *_: vector_env([lambda: Walk([(1100, "t")])], 1)):
         assert script.evaluate(agent, script.Args(), 1) == (1100 * 1101 / 2, 0)
+        assert "cut off" not in capsys.readouterr().out
+        assert script.evaluate(agent, script.Args(max_episode_steps=10), 1) == (55, 0)
+    assert "1 episodes of an evaluation were cut off" in capsys.readouterr().out
 
 
 @catches(
@@ -350,7 +353,7 @@ FIVE_STEPS_NO_LIMIT = {"max_episode_steps": 5, "max_episode_return": 99.0}
 
 
 @pytest.mark.parametrize("explores, steps", [(False, 110), (True, 30)])
-def test_what_decides_to_stop(script, explores, steps, monkeypatch):
+def test_what_decides_to_stop(script, explores, steps, monkeypatch, capsys):
     """Every training episode returns 5, and evaluations 4, 4, 5: a hundred episodes decide, or the third evaluation."""
     monkeypatch.setattr(script, "EXPLORES", explores)
     run = fresh(script, lambda: Walk([(9, "t")]), stop_at_return=5.0, total_timesteps=1000)[0]
@@ -361,6 +364,10 @@ def test_what_decides_to_stop(script, explores, steps, monkeypatch):
         for total in [5.0] * 10 if run.step > 10 else [0.0]:
             run.add_episode(0, total, 1)
     assert run.step == steps
+    with mock.patch.multiple(run, write_evaluation=mock.DEFAULT, draw_curve=mock.DEFAULT):
+        run.evaluations["return_std"] = run.evaluations["return_mean"]
+        run.finish()
+    assert f"stopped after {steps} steps: stop_at_return 5 is reached" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------ bad numbers, bad disks
@@ -389,6 +396,7 @@ RAISING = {  # flags, and the file of the user's in which it happens
     '--env-id run_worlds:RaisesEarly-v0 --env-kwargs {"where":"constructor"}': "run_worlds.py",
     '--env-id run_worlds:RaisesEarly-v0 --env-kwargs {"where":"reset"}': "run_worlds.py",
     '--env-id run_worlds:Faulty-v0 --env-kwargs {"field":"raises","at":3}': "run_worlds.py",
+    '--env-id run_worlds:Faulty-v0 --env-kwargs {"field":"raises","at":3,"value":"gym"}': "run_worlds.py",
     "--wrappers run_worlds.Double(raises=True)": "run_worlds.py",
     "--env-id raising_module:Plain-v0": "raising_module.py",
     "--env-id importing_module:Plain-v0": "importing_module.py",
@@ -530,7 +538,7 @@ HINTS = {  # flags: the words of the hint, if there is one
     ODD.format("observation") + "--no-normalize-obs": "try --normalize-obs",
     ODD.format("observation"): None,
     "--env-id Wide-v0": "mapped to bounds beyond",
-    "--env-id CliffWalking-v1 --max-episode-steps 300": "no episode has ended",
+    "--env-id CliffWalking-v1 --max-episode-steps 300": "no checkpoint before",
 }
 
 
@@ -571,23 +579,27 @@ class Wide(gym.Env):
 
 
 @catches(
+    "parse, only ids that are registered: [*gym.registry, *TUNED] -> [*gym.registry]",
     'tuned, an id without its flag: if flags and not flags[0].startswith("-"): -> if False:',
-    "tuned, 1e6 behind an equals sign: (^|(?<==)) -> ^",
+    "tuned, 1e6 behind an equals sign: (--[\\w-]+=)? -> ()?",
     "tuned, numbers with an e are rounded: .15g -> .0f",
 )
 def test_short_forms_of_flags(script):
-    """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`, and 2e6 is 2000000."""
+    """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`, of plugins too; 2e6 is 2000000."""
     found = None
     with contextlib.suppress(SystemExit):  # of tyro
         found = script.tuned("Acrobot", "--seed", "3")
     assert found == script.tuned(env_id="Acrobot-v1", seed=3)
+    for env_id in ("MiniGrid-Empty-5x5", "minigrid:MiniGrid-Empty-5x5-v0"):
+        assert script.tuned(env_id) == script.tuned(env_id="MiniGrid-Empty-5x5-v0")
     for flags in (["--total-timesteps", "2e6"], ["--total-timesteps=2e6"]):
         found = None
         with contextlib.suppress(SystemExit):
             found = script.tuned(*flags)
         assert found == script.tuned(total_timesteps=2_000_000)
     assert script.tuned("--stop-at-return", "1.25e1").stop_at_return == 12.5
-    assert script.tuned("--run-dir", "runs/1e6").run_dir == "runs/1e6"
+    for folder in ("runs/1e6", "runs/lr=1e6"):
+        assert script.tuned("--run-dir", folder).run_dir == folder
 
 
 def test_config(script):
@@ -659,6 +671,7 @@ REFUSED = {
     "--wrappers gymnasium.wrappers.NormalizeReward": "use --normalize-reward",
     "--env-id MiniGrid-Empty-5x5-v0 --wrappers minigrid.wrappers.FullyObsWrapper": "minigrid.wrappers.ImgObsWrapper",
     "--env-id run_worlds:Grey-v0": "FrameStackObservation(stack_size=4)",
+    "--env-id run_worlds:Scaled-v0": "images are uint8",
     "--env-id run_worlds:Camera-v0": "a wrapper must choose",
     "--device meta": "no device meta",
     "--total-timesteps 0": "total_timesteps must be at least 1",
@@ -671,6 +684,10 @@ REFUSED = {
     "--evaluate nowhere": "nowhere/config.json is missing",
     "--config nowhere.json": "nowhere.json is missing",
     "--run-dir taken": "taken",
+    "--render": "add --evaluate",
+    "--resume run --evaluate run": "choose between",
+    "--evaluate run --run-dir other": "choose between",
+    "--resume run --config run/config.json": "choose between",
 }
 
 
