@@ -401,7 +401,9 @@ MINIGRID = {"num_envs": 8, "batch_size": 32, "gamma": 0.9, "buffer_size": 50_000
 TUNED = {
     "CartPole-v1": {"num_envs": 8, "hidden_sizes": (120, 84), "target_network_frequency": 1_000,
                     "exploration_fraction": 0.1, "total_timesteps": 300_000, "stop_at_return": 500.0},
-    "Acrobot-v1": {"num_envs": 8, "exploration_fraction": 0.15, "total_timesteps": 100_000},
+    "Acrobot-v1": {"num_envs": 8, "gradient_steps": 4, "learning_rate": 6.3e-4, "anneal_lr": False,
+                   "target_network_frequency": 250, "exploration_fraction": 0.12, "end_e": 0.1, "buffer_size": 50_000,
+                   "hidden_sizes": (256, 256), "total_timesteps": 100_000},
     "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
                        "target_network_frequency": 64, "hidden_sizes": (128, 128), "max_grad_norm": 10.0,
                        "total_timesteps": 150_000, "eval_every": 5_000, "stop_at_return": -105},
