@@ -611,8 +611,8 @@ def vectors_or_images(envs, env_id):
     """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
-        is_picture = len(space.shape) >= 2 and sorted(space.shape)[-2] >= 36
-        if is_picture and not is_image(space):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if (is_picture or len(space.shape) == 3 and sorted(space.shape)[1] >= 36) and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
             raise UserError(f"{env_id}: images are uint8 and have three dimensions, not {space}; if grey: {stack}")
         return envs

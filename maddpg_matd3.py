@@ -722,7 +722,7 @@ def make_off_policy_buffer(args, agents):
     if args.buffer_size // args.num_envs * args.num_envs < args.batch_size:
         raise UserError("buffer_size, divided among num_envs, must not be less than batch_size")
     if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        tqdm.write("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
+        print("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
     try:
         return OffPolicyBuffer(
             capacity=args.buffer_size,

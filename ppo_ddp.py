@@ -841,8 +841,8 @@ def vectors_or_images(envs, env_id):
     """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
-        is_picture = len(space.shape) >= 2 and sorted(space.shape)[-2] >= 36
-        if is_picture and not is_image(space):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if (is_picture or len(space.shape) == 3 and sorted(space.shape)[1] >= 36) and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
             raise UserError(f"{env_id}: images are uint8 and have three dimensions, not {space}; if grey: {stack}")
         return envs
@@ -884,9 +884,9 @@ def make_agent(args, envs):
         raise UserError("init_std must be more than 0")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
-    rows = 2 if args.norm_adv else 1  # of a minibatch: a single advantage would become 0
-    if args.num_envs * (args.num_steps // 2) < rows * args.num_minibatches:
-        raise UserError(f"num_minibatches must be at most num_envs * (num_steps // 2) / {rows}: reset rows drop out")
+    # Reset rows drop out, and norm_adv makes a single advantage 0.
+    if args.num_envs * (args.num_steps // 2) < (2 if args.norm_adv else 1) * args.num_minibatches:
+        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2), with norm_adv half of that")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     return Agent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()

@@ -889,8 +889,8 @@ def vectors_or_images(envs, env_id):
     """The environments; Discrete observations one-hot, Dict and Tuple flat; else a UserError."""
     space = envs.single_observation_space
     if isinstance(space, spaces.Box):
-        is_picture = len(space.shape) >= 2 and sorted(space.shape)[-2] >= 36
-        if is_picture and not is_image(space):
+        is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
+        if (is_picture or len(space.shape) == 3 and sorted(space.shape)[1] >= 36) and not is_image(space):
             stack = "'gymnasium.wrappers.FrameStackObservation(stack_size=4)'"
             raise UserError(f"{env_id}: images are uint8 and have three dimensions, not {space}; if grey: {stack}")
         return envs
@@ -974,7 +974,7 @@ def check_buffer_size(args, envs):
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
     if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        tqdm.write("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
+        print("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs

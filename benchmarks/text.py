@@ -49,7 +49,8 @@ class Plain(ast.NodeTransformer):
 
     def visit_If(self, node):
         self.generic_visit(node)
-        return None if node.body and isinstance(node.body[-1], ast.Raise) and not node.orelse else node
+        only_speaks = not node.body or isinstance(node.body[-1], ast.Raise)
+        return None if only_speaks and not node.orelse else node
 
     def visit_Try(self, node):
         self.generic_visit(node)
