@@ -17,9 +17,9 @@ FILES = [
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo.py": (69100, 560),
-    "ddpg_td3.py": (64900, 475),
-    "dqn.py": (58300, 380),
-    "es.py": (61500, 380),
+    "ddpg_td3.py": (65100, 475),
+    "dqn.py": (58700, 380),
+    "es.py": (61700, 380),
     "maddpg_matd3.py": (77700, 645),
     "mappo.py": (84900, 710),
     "ppo_ddp.py": (77800, 590),
@@ -27,9 +27,9 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo_rnd.py": (74500, 665),
     "ppod.py": (92200, 885),
     "qlearning.py": (50200, 300),
-    "rainbow.py": (75400, 685),
+    "rainbow.py": (75600, 685),
     "reinforce.py": (48500, 300),
-    "sac.py": (66000, 515),
+    "sac.py": (66200, 515),
 }
 RUN_CHARACTERS = 24_500
 
