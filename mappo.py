@@ -551,9 +551,9 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(mu || pi) that is never negative; mu is the policy that played.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative.
 
-    KL = E[ (r - 1) - log r ],   r = pi/mu
+    KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """
     return (log_ratios.exp() - 1 - log_ratios).mean()
 

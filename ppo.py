@@ -68,8 +68,8 @@ class Args:
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
-    rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/mu that weights a TD error
-    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/mu that decays the trace
+    rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/pi_old that weights a TD error
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that decays the trace
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -292,14 +292,14 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, gamma):
-    """V-trace: (advantages A_t, targets v_t), each (T, N). Policy mu played, pi is the policy now.
+    """V-trace: (advantages A_t, targets v_t), each (T, N); pi_old, the paper's mu, has played.
 
         v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
         A_t = r_t + gamma v_{t+1} - V_t
-        rho_t = min(rho_clip, pi/mu), c_t = min(c_clip, pi/mu)   (arXiv 1802.01561, section 4)
+        rho_t = min(rho_clip, r), c_t = min(c_clip, r), r = pi/pi_old   (arXiv 1802.01561, section 4)
 
     delta_t is that of GAE. Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. In the
-    policy's gradient rho_t weighs A_t; the loss does that, after it has normalised A_t.
+    policy's gradient the paper weighs A_t by rho_t; here PPO's clipped ratio takes its place.
     """
     next_values = next_values * ~terminated
     continues = ~(terminated | truncated)
@@ -315,11 +315,10 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, 
     return advantages, targets
 
 
-# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. mu is the policy that
-# collected the rollout, pi is the agent now. pi_old is mu, but for V-trace, which computes advantages
-# again in each epoch: there, pi_old is the agent at the epoch's beginning. rho is V-trace's weight of
-# an advantage, else 1; returns are the critic's targets.
-Batch = namedtuple("Batch", "obs actions mu_log_probs old_log_probs old_values advantages rho returns")
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old_log_probs are those of
+# pi_old, which collected the rollout; old_values are the agent's when it computed the advantages;
+# returns are the critic's targets.
+Batch = namedtuple("Batch", "obs actions old_log_probs old_values advantages returns")
 
 
 class RolloutBuffer:
@@ -381,11 +380,11 @@ class RolloutBuffer:
         T, N = self.rewards.shape
         return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
 
-    def compute_advantages(self, log_probs, values, mu_log_probs, args):
-        """Set self.rows from pi_old's log_probs (T, N) and values (T + 1, N), and mu's log-probs.
+    def compute_advantages(self, log_probs, values, old_log_probs, args):
+        """Set self.rows from pi's log_probs (T, N) and values (T + 1, N), and from pi_old's log-probs.
 
-        With V-trace, rho corrects from mu to pi_old and the loss's ratio from pi_old to pi, so
-        nothing counts twice.
+        pi is the agent now. Only V-trace needs its log-probs, since it computes advantages again in
+        each epoch, when the agent has left pi_old.
         """
         on_device = partial(torch.as_tensor, device=values.device)
         rewards = on_device(self.rewards)
@@ -393,12 +392,11 @@ class RolloutBuffer:
         truncated = on_device(self.truncated)
         old_values, next_values = values[:-1], values[1:]
         ends = terminated, truncated
-        ratios = (log_probs - mu_log_probs).exp()  # 1 if the rollout has just been played
-        rho = torch.ones_like(ratios)
         if args.estimator == "gae":
             decays = args.gamma, args.gae_lambda
             advantages, returns = compute_gae(rewards, old_values, next_values, *ends, *decays)
         elif args.estimator == "vtrace":
+            ratios = (log_probs - old_log_probs).exp()
             rho = ratios.clamp(max=args.rho_clip)
             c = ratios.clamp(max=args.c_clip)
             advantages, returns = compute_vtrace(rewards, old_values, next_values, *ends, rho, c, args.gamma)
@@ -409,11 +407,9 @@ class RolloutBuffer:
         self.rows = Batch(
             obs=on_device(self.obs[:-1]),
             actions=on_device(self.actions),
-            mu_log_probs=mu_log_probs,
-            old_log_probs=log_probs,
+            old_log_probs=old_log_probs,
             old_values=old_values,
             advantages=advantages,
-            rho=rho,
             returns=returns,
         )
 
@@ -466,9 +462,9 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(mu || pi) that is never negative; mu is the policy that played.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative.
 
-    KL = E[ (r - 1) - log r ],   r = pi/mu
+    KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """
     return (log_ratios.exp() - 1 - log_ratios).mean()
 
@@ -479,7 +475,7 @@ def ppo_loss(agent, batch, args):
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
-    pg_loss = policy_loss(log_ratios, batch.rho * advantages, args.clip_coef)
+    pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
@@ -488,7 +484,7 @@ def ppo_loss(agent, batch, args):
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
         "entropy": entropy.detach(),
-        "approx_kl": approximate_kl((log_probs - batch.mu_log_probs).detach()),
+        "approx_kl": approximate_kl(log_ratios.detach()),
         "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
     return loss, metrics
@@ -528,14 +524,14 @@ def train(args):
         if args.normalize_reward:
             buffer.scale_rewards(agent.return_stats, args.gamma)
 
-        mu_log_probs, values = buffer.log_probs_and_values(agent)  # pi_old is mu at first
-        buffer.compute_advantages(mu_log_probs, values, mu_log_probs, args)
+        old_log_probs, values = buffer.log_probs_and_values(agent)
+        buffer.compute_advantages(old_log_probs, values, old_log_probs, args)
         run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
 
         for epoch in range(args.update_epochs):
-            if args.estimator == "vtrace" and epoch > 0:  # the agent has left mu
+            if args.estimator == "vtrace" and epoch > 0:  # the agent has left pi_old
                 log_probs, values = buffer.log_probs_and_values(agent)
-                buffer.compute_advantages(log_probs, values, mu_log_probs, args)
+                buffer.compute_advantages(log_probs, values, old_log_probs, args)
             agent.train()  # dropout, if you add it, acts in the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = ppo_loss(agent, batch, args)

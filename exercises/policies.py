@@ -348,9 +348,9 @@ exercise(
     cut="ppo.py: compute_vtrace",
     task="write V-trace. The recursion of the docstring is one for the corrections v_t - V_t; it runs backwards in "
     "time, as that of compute_gae does, and ends are treated as there. All tensors are (T, N); next_values[t] is the "
-    "value of the state that step t led to; rho and c are the ratios pi/mu, each clipped to its own bound already. "
+    "value of the state that step t led to; rho and c are the ratios pi/pi_old, each clipped to its own bound already. "
     "Where the episode or the rollout is cut off, v_{t+1} is the next value itself. The advantages are not weighted by "
-    "rho yet: the loss does that, after it has normalised them.",
+    "rho: the ratio in PPO's loss does that.",
     cases={
         "rho 1, 1/2, 1, no end | remark 1 and section 4.2 of arXiv 1802.01561; the docstring has both formulas": (
             vtrace()
@@ -361,7 +361,7 @@ exercise(
     },
     random=tensors("compute_vtrace", **ROLLOUT, **FLAGS, rho=uniform(0, 2, "TN"), c=uniform(0, 1, "TN"), gamma=share),
     mistakes={
-        "weighting the advantages by rho already": "return advantages -> return rho * advantages",
+        "weighting the advantages by rho as well": "return advantages -> return rho * advantages",
         "taking V(s_{t+1}) instead of v_{t+1} in the advantages": "= deltas[t] + gamma * next_correction -> "
         "= deltas[t]",
         "exchanging rho and c": "next_values = next_values -> rho, c = c, rho; next_values = next_values",

@@ -123,25 +123,6 @@ def test_value_targets(script):
 
 
 @catches(
-    "ppo_loss, weighed before they are normalised: batch.rho * advantages -> normalize(batch.rho * batch.advantages)"
-)
-def test_vtrace_is_normalised_before_it_is_weighed(script):
-    """Two actions with the ratios pi/mu = 1.6 and 0.4, and pi is pi_old: the loss is minus the mean of rho A.
-
-    Both pay 1: neither is better, both normalised advantages are 0. (If 1.6 and 0.4 were normalised, they would
-    be 1 and -1.) They pay 1 and 3: normalised -1 and 1, weighed -1.6 and 0.4, whose mean is -0.6.
-    """
-    zeros = torch.zeros(2)
-    args = script.Args(estimator="vtrace", ent_coef=0.0, vf_coef=0.0)
-    agent = lambda obs, actions: (zeros, zeros, zeros)
-    for advantages, loss in (([1.0, 1.0], 0), ([1.0, 3.0], 0.6)):
-        rows = script.Batch(
-            zeros, zeros, zeros, zeros, zeros, torch.tensor(advantages), torch.tensor([1.6, 0.4]), zeros
-        )
-        close(script.ppo_loss(agent, rows, args)[0], loss)
-
-
-@catches(
     "RolloutBuffer.compute_advantages, bootstraps from the reset: next_values = values[:-1], values[1:] -> "
     "next_values = values[:-1], values[[1, 3, 3, 4]]",
     "RolloutBuffer.compute_advantages, from the state itself: values[:-1], values[1:] -> values[:-1], values[:-1]",
@@ -168,34 +149,37 @@ def test_reset_rows(script):
 
 
 @catches(
-    "RolloutBuffer.compute_advantages, the ratio counts twice: old_log_probs=log -> old_log_probs=mu_log",
-    "RolloutBuffer.compute_advantages, the ratio is forgotten: log_probs - mu_log_probs -> log_probs - log_probs",
+    "RolloutBuffer.compute_advantages, clipped round the agent now: =old_log_probs, -> =log_probs,",
+    "RolloutBuffer.compute_advantages, the ratio is forgotten: log_probs - old_log_probs -> log_probs - log_probs",
     "RolloutBuffer.compute_advantages, rho is not clipped: clamp(max=args.rho_clip) -> clamp(max=99)",
-    "ppo_loss, rho is forgotten: batch.rho * advantages -> advantages",
+    "compute_vtrace, the ratio counts twice: return advantages -> return rho * advantages",
 )
 def test_the_ratio_counts_once(script):
-    """A bandit: R = 1, 2, 3. mu = 1/2, 1/4, 1/4 played each action as often as it should in four; pi = 0.4, 0.2, 0.4.
+    """A bandit: R = 1, 2, 3. pi_old = 1/2, 1/4, 1/4 played each action as often as it should; pi = 0.4, 0.2, 0.4.
 
-    J = sum pi R = 2, and its gradient in the logits is pi (R - J) = -0.4, 0, 0.4. From mu's plays V-trace must get the
-    same, each weighted by pi/mu = 0.8, 0.8, 1.6 once. (If the surrogate divided by mu again, 0.8 would become 0.64.)
-    With rho at most 1, R counts 0.8, 1.6, 3; sum mu rho R (1[a] - pi) = 0.4, 0.4, 0.75 - 1.55 pi = -0.22, 0.09, 0.13.
+    J = sum pi R = 2, and its gradient in the logits is pi (R - J) = -0.4, 0, 0.4. From pi_old's plays V-trace must get
+    the same, each weighted by r = pi/pi_old = 0.8, 0.8, 1.6 once; eps = 1 clips none of them. The critic's targets,
+    where V = 0, are rho R, with rho = min(rho_clip, r). With eps = 0.2 the last ratio is clipped, and its R has no part
+    in the gradient: 1/4 (2 * 0.8 (1, 0, 0) + 0.8 * 2 (0, 1, 0)) - 0.8 pi = 0.4 - 0.32, 0.4 - 0.16, -0.32.
     """
-    for rho_clip, gradient in ((2.0, [-0.4, 0, 0.4]), (1.0, [-0.22, 0.09, 0.13])):
-        args = script.Args(estimator="vtrace", rho_clip=rho_clip, ent_coef=0.0, vf_coef=0.0, norm_adv=False)
+    all_count, clipped = [-0.4, 0, 0.4], [0.08, 0.24, -0.32]
+    for rho_clip, eps, gradient in ((2.0, 1.0, all_count), (1.0, 1.0, all_count), (1.0, 0.2, clipped)):
+        settings = {"rho_clip": rho_clip, "clip_coef": eps, "ent_coef": 0.0, "vf_coef": 0.0, "norm_adv": False}
+        args = script.Args(estimator="vtrace", **settings)
         agent = script.Agent(NUMBER, spaces.Discrete(3), args)
         logits = agent.actor[-1].bias  # all there is where observations are 0; and V = 0
         buffer = script.RolloutBuffer(1, 4, NUMBER, spaces.Discrete(3))
         buffer.actions[0, :, 0], buffer.rewards[0], buffer.terminated[0] = [0, 0, 1, 2], [1, 1, 2, 3], True
         logits.data = log(0.5, 0.25, 0.25)
-        mu_log_probs, _ = buffer.log_probs_and_values(agent)
+        old_log_probs, _ = buffer.log_probs_and_values(agent)
         logits.data = log(0.4, 0.2, 0.4)
-        buffer.compute_advantages(*buffer.log_probs_and_values(agent), mu_log_probs, args)
+        buffer.compute_advantages(*buffer.log_probs_and_values(agent), old_log_probs, args)
         (batch,) = buffer.minibatches(1, IN_ORDER)
-        close(batch.rho * batch.advantages, [0.8, 0.8, 1.6, 3 * min(1.6, rho_clip)])  # rho R
+        close(batch.returns, [0.8, 0.8, 1.6, 3 * min(1.6, rho_clip)])  # rho R
         loss, figures = script.ppo_loss(agent, batch, args)
         loss.backward()
         close(-logits.grad, gradient)
-        close(figures["approx_kl"], (2 * 0.8 + 0.8 + 1.6) / 4 - 1 - (3 * math.log(0.8) + math.log(1.6)) / 4)  # from mu
+        close(figures["approx_kl"], (2 * 0.8 + 0.8 + 1.6) / 4 - 1 - (3 * math.log(0.8) + math.log(1.6)) / 4)
 
 
 @catches(
@@ -500,7 +484,6 @@ def walk(script, name="Discrete from 5", **args):
     "ppo_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
     "ppo_loss, value weighs 1: args.vf_coef * v_loss -> v_loss",
     "ppo_loss, ratio inverted: log_probs - batch.old_log_probs -> batch.old_log_probs - log_probs",
-    "ppo_loss, the KL of the renewed policy: batch.mu_log_probs -> batch.old_log_probs",
     "RolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
     "train, reset row that opens a rollout forgotten: for t in -> reset_rows = reset_rows & False\n        for t in",
     "train, last observation not stored: buffer.obs[-1] = obs -> 0",
@@ -510,7 +493,7 @@ def walk(script, name="Discrete from 5", **args):
     "train, learning rate lowered unasked: if args.anneal_lr else -> if True else",
     'train, estimates made anew, as in V-trace: args.estimator == "vtrace" and epoch > 0 -> epoch > 0',
     "train, V-trace keeps the first estimates: epoch > 0 -> False",
-    "train, mu is what the last epoch began with: agent.train() -> mu_log_probs = buffer.rows.old_log_probs",
+    "train, clipped round what the epoch began with: (log_probs, values, old_log -> (log_probs, values, log",
     "train, reset rows in the statistics: [:-1][~buffer.reset_rows] -> [:-1]",
     "train, statistics updated before learning: if args.clip_reward: -> agent.obs_stats and agent.obs_stats.update("
     "buffer.obs[:-1][~buffer.reset_rows])\n        if args.clip_reward:",

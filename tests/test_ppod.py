@@ -558,7 +558,7 @@ def test_training(script):
             features, _ = agent.features(call.batch.obs, call.batch.reset_rows, call.batch.states[0])
             pi, values = distributions(agent, agent.actor(features)[played]), agent.critic(features)[played][:, 0]
             rows = script.Sequences(*[field[played] for field in call.batch])
-            loss, figures = textbook_loss(pi, values, rows, args, args.norm_adv, rows.old_log_probs, ~rows.replayed)
+            loss, figures = textbook_loss(pi, values, rows, args, args.norm_adv, ~rows.replayed)
             close([run.all_logged[name][number] for name in figures], [x.item() for x in figures.values()], atol=2e-3)
             optimizer.zero_grad()
             loss.backward()

@@ -20,13 +20,12 @@ def log_prob(pi, actions):
     return sum(d.log_prob(a) for d, a in zip(pi, actions.unbind(-1)))
 
 
-def textbook_loss(pi, values, batch, args, norm_adv, mu_log_probs, own):
-    """(loss, figures) of PPO written with torch's distributions; approx_kl is from mu, in rows that are the agent's."""
+def textbook_loss(pi, values, batch, args, norm_adv, own):
+    """(loss, figures) of PPO written with torch's distributions; approx_kl is that of rows that are the agent's own."""
     log_probs, advantages, eps = log_prob(pi, batch.actions), batch.advantages, args.clip_coef
-    ratios, mu_ratios = (log_probs - batch.old_log_probs).exp(), (log_probs - mu_log_probs).exp()[own]
+    ratios = (log_probs - batch.old_log_probs).exp()
     if norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-    advantages = getattr(batch, "rho", 1) * advantages
     near = torch.where(advantages > 0, ratios.clamp(max=1 + eps), ratios.clamp(min=1 - eps))
     errors = (values - batch.returns) ** 2
     if args.clip_vloss:
@@ -34,9 +33,9 @@ def textbook_loss(pi, values, batch, args, norm_adv, mu_log_probs, own):
         errors = torch.maximum(errors, (batch.old_values + moved - batch.returns) ** 2)
     figures = {"policy_loss": -(near * advantages).mean(), "value_loss": errors.mean() / 2}
     figures["entropy"] = sum(d.entropy() for d in pi).mean()
-    figures["approx_kl"] = (mu_ratios - 1 - mu_ratios.log()).sum() / max(1, len(mu_ratios))
+    figures["approx_kl"] = (ratios - 1 - ratios.log())[own].sum() / max(1, len(ratios[own]))
     far = (ratios > 1 + eps) | (ratios < 1 - eps)
-    figures["clip_fraction"] = far[own].sum() / max(1, len(mu_ratios))
+    figures["clip_fraction"] = far[own].sum() / max(1, len(ratios[own]))
     loss = figures["policy_loss"] - args.ent_coef * figures["entropy"] + args.vf_coef * figures["value_loss"]
     return loss, {"loss": loss} | figures
 
@@ -85,8 +84,8 @@ def train(script, run, calls):
             log_probs = log_prob(pi, actions.flatten(0, 1)).detach().view(6, 2)
             values = agent.critic(agent.features(obs.flatten(0, 1))).detach().view(7, 2)
             if k == 0:
-                mu_log_probs = log_probs
-            ratios = (log_probs - mu_log_probs).exp()
+                old_log_probs = log_probs
+            ratios = (log_probs - old_log_probs).exp()
             rho, c = one, one * (args.gae_lambda if args.estimator == "gae" else 1)
             if is_vtrace:
                 rho, c = ratios.clamp(max=args.rho_clip), ratios.clamp(max=args.c_clip)
@@ -101,11 +100,11 @@ def train(script, run, calls):
             close(figures["explained_variance"][number], 1 - errors.var() / targets.var())
         assert set(map(tuple, call.batch.obs.tolist())) <= set(place), "a reset row is trained on"
         rows = tuple(np.transpose([place[tuple(o)] for o in call.batch.obs.tolist()]))
-        fields = obs[:-1], actions, mu_log_probs, log_probs, values[:-1], advantages, rho, returns
+        fields = obs[:-1], actions, old_log_probs, values[:-1], advantages, returns
         batch = script.Batch(*[field[rows] for field in fields])
         features = agent.features(batch.obs)
         pi, new_values = distributions(agent, agent.actor(features)), agent.critic(features)[:, 0]
-        given = batch, args, args.norm_adv, batch.mu_log_probs, slice(None)
+        given = batch, args, args.norm_adv, slice(None)
         loss, expected = textbook_loss(pi, new_values, *given)
         for name, figure in expected.items():
             close(figures[name][i], figure, atol=1e-4)
