@@ -3,8 +3,8 @@
     python benchmarks/stale.py [--seeds 1 2 3] [--env-ids CartPole-v1]
 
 The policy that collects a rollout, pi_old, is that of four updates ago; everything else, settings included, is that of
-ppo.py. V-trace also corrects the critic's targets from pi_old to the present policy. "moved" is V-trace with a clip that
-goes round the policy at the start of each epoch.
+ppo.py. V-trace also corrects the critic's targets from pi_old to the present policy. "moved" is V-trace with a clip
+round the policy at the start of each epoch.
 The score is that of the final weights in 100 episodes. Writes benchmarks/results/stale.json, a seed at a time, and
 skips what is there.
 """
