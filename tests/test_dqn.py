@@ -444,3 +444,13 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         "--buffer-size 1e14": "GiB: choose",
     }
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
+
+
+@catches("check_buffer_size, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
+def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys):
+    """The first update comes once both learning_starts and a batch are there."""
+    monkeypatch.chdir(tmp_path)
+    for number, (starts, batch, said) in enumerate([(30, 8, True), (8, 30, True), (8, 8, False)]):
+        flags = f"--learning-starts {starts} --batch-size {batch} --total-timesteps 30 --eval-episodes 1"
+        assert command(script, f"{flags} --num-envs 1 --no-progress --run-dir run{number}") == 0
+        assert ("nothing will be learnt" in capsys.readouterr().out) == said
