@@ -1019,7 +1019,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
 
         def make_env():
             env = without_checks(parallel_env(**kwargs))
-            if not hasattr(env, "possible_agents"):
+            if hasattr(env, "agent_iter") or not hasattr(env, "possible_agents"):  # agent_iter: they act in turn
                 raise ValueError("this is not a parallel environment of PettingZoo")
             env = TeamEnv(env, wrappers, args.max_episode_return)
             if args.max_episode_steps is not None:

@@ -1142,7 +1142,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
 
         def make_env():
             env = without_checks(parallel_env(**kwargs))
-            if not hasattr(env, "possible_agents"):
+            if hasattr(env, "agent_iter") or not hasattr(env, "possible_agents"):  # agent_iter: they act in turn
                 raise ValueError("this is not a parallel environment of PettingZoo")
             env = TeamEnv(env, wrappers, args.max_episode_return)
             if args.max_episode_steps is not None:
@@ -1189,7 +1189,8 @@ def make_team(args, envs):
     obs_sizes = {part.stop - part.start for part in layout.observations}
     alike = len(obs_sizes) == 1 and all(space == action_spaces[0] for space in action_spaces)
     if args.share_policy and not alike:
-        raise UserError(f"the agents of {args.env_id} differ: add --no-share-policy")
+        advice = "add --no-share-policy; opponents also need --state-type FP --agent-rewards"
+        raise UserError(f"the agents of {args.env_id} differ: {advice}")
     if args.happo and args.share_policy:
         raise UserError("happo updates one policy after the other: add --no-share-policy")
     if args.agent_rewards and args.state_type == "EP":
@@ -1198,16 +1199,17 @@ def make_team(args, envs):
         raise UserError("hidden_sizes needs a layer, which the GRU follows")
     size = args.action_factor
     if size and not any(can_be_split(space, size) for space in action_spaces):
-        raise UserError(f"no agent has Discrete(n) actions, n a larger multiple of action_factor = {size}")
+        needed = "Discrete(n) actions, n a larger multiple of it: see --action-factor 0"
+        raise UserError(f"no agent has what action_factor = {size} needs, {needed}")
     if size and layout.available[-1].stop > layout.available[0].start:
         raise UserError("action_factor cannot be used with action masks, which are not of factors")
     length = chunk_length(args)
-    if args.num_steps % length != 0:
+    if length < 1 or args.num_steps % length != 0:
         raise UserError(f"data_chunk_length = {length} does not divide num_steps = {args.num_steps}")
     chunks = args.num_envs * args.num_steps // length
     if chunks % args.num_minibatches != 0:
         rows = f"num_envs x num_steps / chunk length = {chunks} rows or chunks"
-        raise UserError(f"{rows} do not divide into {args.num_minibatches} equal minibatches")
+        raise UserError(f"{rows} do not divide into num_minibatches = {args.num_minibatches}")
     torch.manual_seed(args.seed)
     return Team(layout, action_spaces, args, choose_device(args)).eval()
 

@@ -669,7 +669,10 @@ class PPODBuffer:
         self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
-        """Drop what exceeds the capacity: value demos of lowest max_value, then the longest non-human reward demos."""
+        """Drop what exceeds the capacity: value demos of lowest max_value, then the longest reward demos of agents.
+
+        On the way to a goal, the longest are the worst.
+        """
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
             from_agents = [demo for demo in self.reward_demos if not demo.human]
             if self.value_demos:
@@ -1116,6 +1119,8 @@ def make_demo_buffer(args, envs):
     demos.value_capacity = args.demo_capacity - len(demos.reward_demos)
     if demos.value_capacity < 0:
         raise UserError(f"{len(demos.reward_demos)} demos exceed demo_capacity = {args.demo_capacity}")
+    if not demos.reward_demos and args.rho + args.phi > 0:
+        print("no demonstrations yet, only those that the agent will make: see --initial-human-demos-dir")
     lowest = min([demo.total for demo in demos.reward_demos], default=0)
     if demos.reward_threshold is None and lowest > 0:
         demos.reward_threshold = lowest
