@@ -820,7 +820,7 @@ def parse(defaults, flags):
             args = tyro.cli(Args, args=flags, default=defaults, description=__doc__.split("\n\nPapers")[0])
     except UserWarning as error:
         raise UserError(str(error).split(" We'll try")[0]) from error
-    env_id = re.sub("^(gymnasium|ale_py|minigrid):", "", args.env_id)  # as TUNED has it
+    env_id = re.sub("^(ale_py|minigrid):", "", args.env_id)  # as TUNED has it
     ids = [*gym.registry, *TUNED]  # those of plugins are not registered yet
     versions = [known for known in ids if re.fullmatch(re.escape(env_id) + r"-v\d+", known)]
     newest = max(versions, key=lambda known: int(known.rpartition("-v")[2]), default=env_id)
