@@ -163,7 +163,8 @@ def main():
         return
     names = [name for name in args.names if ENVIRONMENTS[name][0] in kinds]
     names = [name for name in names if args.half in (None, "choosing" if name in CHOOSING else "reporting")]
-    for name in names if args.confirm else []:
+    measured = [name for name in names if f"{args.script} {name}, ours" in read("unknown")]
+    for name in measured if args.confirm else []:
         print(name, "the same" if confirm(args.script, name, args.confirm) else "another", flush=True)
     args.seeds = [] if args.confirm else args.seeds
     for seed, name, side in [(seed, name, side) for seed in args.seeds for name in names for side in args.sides]:
