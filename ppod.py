@@ -669,7 +669,7 @@ class PPODBuffer:
         self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
-        """Drop what exceeds the capacity: value demos of lowest max_value, then agents' longest, the slowest to a goal."""
+        """Drop what exceeds the capacity: value demos of lowest max_value, then agents' longest (to a goal: worst)."""
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
             from_agents = [demo for demo in self.reward_demos if not demo.human]
             if self.value_demos:
