@@ -63,12 +63,19 @@ envs = make_vec_env("Taxi-v4", n_envs=8, seed=1, wrapper_class=ActionMasker, wra
 model = MaskablePPO("MlpPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4, ent_coef=0.01,
                     policy_kwargs=dict(net_arch=[64, 64]), **common)
 """
-IMAGES = """
-import gymnasium as gym, minigrid
+SEE = """
+import minigrid
 from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 see = lambda env: ImgObsWrapper(RGBImgPartialObsWrapper(env))
-envs = make_vec_env("MiniGrid-DoorKey-5x5-v0", 8, seed=1, wrapper_class=see)
-model = PPO("CnnPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, learning_rate=5e-4, ent_coef=0.01, **common)
+make_envs = lambda num_envs: make_vec_env("MiniGrid-DoorKey-5x5-v0", num_envs, seed=1, wrapper_class=see)
+"""
+PPO_IMAGES = f"""{SEE}
+model = PPO("CnnPolicy", make_envs(8), n_steps=128, batch_size=256, n_epochs=4, learning_rate=5e-4, ent_coef=0.01,
+            **common)
+"""
+DQN_IMAGES = f"""{SEE}
+model = DQN("CnnPolicy", make_envs(1), train_freq=4, gradient_steps=1, batch_size=32, learning_starts=200,
+            buffer_size=10_000, learning_rate=1e-3, target_update_interval=500, exploration_fraction=0.5, **common)
 """
 ROLLOUT = "--num-steps 128 --num-minibatches 4 --update-epochs 4 --learning-rate 2.5e-4 --gamma 0.99 --gae-lambda 0.95"
 ROLLOUT += " --ent-coef 0.01"
@@ -76,16 +83,20 @@ REPLAY = "--env-id Pendulum-v1 --hidden-sizes 256 256 --batch-size 256 --learnin
 DQN_FLAGS = "--num-envs 1 --train-frequency 4 --gradient-steps 1 --batch-size 64 --no-double --hidden-sizes 64 64"
 DQN_FLAGS += " --learning-starts 1000 --buffer-size 10000 --learning-rate 2.5e-4 --no-anneal-lr --tau 1"
 DQN_FLAGS += " --target-network-frequency 500 --exploration-fraction 0.5 --no-normalize-obs"
-PIXELS = "--env-id MiniGrid-DoorKey-5x5-v0 --num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4"
-PIXELS += " --learning-rate 5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01"
+PIXELS = "--env-id MiniGrid-DoorKey-5x5-v0"
 PIXELS += " --wrappers minigrid.wrappers.RGBImgPartialObsWrapper minigrid.wrappers.ImgObsWrapper"
+PPO_PIXELS = f"{PIXELS} --num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4"
+PPO_PIXELS += " --learning-rate 5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01"
+DQN_PIXELS = f"{PIXELS} --num-envs 1 --train-frequency 4 --batch-size 32 --no-double --learning-starts 200"
+DQN_PIXELS += " --buffer-size 10000 --no-anneal-lr --target-network-frequency 500 --exploration-fraction 0.5"
 PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's code)
     "PPO": ("ppo", f"--num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO),
     "DQN": ("dqn", DQN_FLAGS, 2_000, 10_000, DQN),
     "TD3": ("ddpg_td3", f"{REPLAY} --exploration-noise 0.1", 400, 2_000, TD3),
     "SAC": ("sac", REPLAY, 400, 1_500, SAC),
-    "PPO, images": ("ppo", PIXELS, 2_048, 6_144, IMAGES),
-    "PPO, images, two threads": ("ppo", PIXELS, 2_048, 6_144, IMAGES),
+    "PPO, images": ("ppo", PPO_PIXELS, 2_048, 6_144, PPO_IMAGES),
+    "PPO, images, two threads": ("ppo", PPO_PIXELS, 2_048, 6_144, PPO_IMAGES),
+    "DQN, images": ("dqn", DQN_PIXELS, 500, 1_500, DQN_IMAGES),
     "masked PPO": ("ppo_masked", f"--env-id Taxi-v4 --num-envs 8 {ROLLOUT}", 8_192, 60_000, MASKED),
 }
 
