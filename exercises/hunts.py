@@ -317,15 +317,14 @@ def updated_apart(m, *sizes):
 
     args = m.Args(env_id="Classroom/Cue-v0", hidden_sizes=(8,), num_envs=4, normalize_obs=False)
     torch.manual_seed(1)
-    numbers = torch.randn(8, 40)
+    numbers = torch.randn(6, 40)
     agent = m.make_agent(args, m.make_envs(args, 1))
 
     def update(rank):
         mine = copy.deepcopy(agent)
         obs, *rest, returns = [field.split(sizes)[rank] for field in numbers]
         actions = (rest[0] > 0).long().unsqueeze(1)
-        rest[4] = rest[4].exp()
-        batch = m.Batch(obs.unsqueeze(1).repeat(1, len(agent.critic[0].weight[0])), actions, *rest[:5], returns.abs())
+        batch = m.Batch(obs.unsqueeze(1).repeat(1, len(agent.critic[0].weight[0])), actions, *rest[1:], returns.abs())
         loss, metrics = m.ppo_loss(mine, batch, args)
         loss.backward()
         gradients = [weights.grad for weights in mine.parameters()]

@@ -87,7 +87,7 @@ def train(args, world):
         metrics["explained_variance"].append(1 - a[played].var() / (a + v)[played].var())
         metrics["intrinsic_reward"].append(bonus[played].mean())
         advantages = args.extrinsic_coef * a + args.intrinsic_coef * b
-        fields = view(obs), actions[:, :, None], log_probs, log_probs, v, advantages, np.ones_like(v), a + v
+        fields = view(obs), actions[:, :, None], log_probs, v, advantages, a + v
         for _ in range(1 if args.target_kl == 0 else 2):
             for rows in np.array_split(rng.permutation(np.flatnonzero(played)), 2):
                 at = np.unravel_index(rows, (7, 2))
