@@ -704,7 +704,7 @@ def make_agents(args, envs):
     sizes = {part.stop - part.start for part in layout.observations}
     alike = len(sizes) == 1 and all(space == action_spaces[0] for space in action_spaces)
     if args.share_policy and not alike:
-        raise UserError(f"the agents of {args.env_id} differ: add --no-share-policy")
+        raise UserError(f"the agents of {args.env_id} differ: add --no-share-policy; opponents: --state-type FP, too")
     torch.manual_seed(args.seed)
     return Agents(layout, action_spaces, args, choose_device(args)).eval()
 
