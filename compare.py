@@ -54,7 +54,7 @@ LoggedRun = namedtuple("LoggedRun", "folder seed arguments x returns")
 
 
 class UserError(Exception):
-    """Something the user can mend: shown as one line, with exit code 2."""
+    """What the user can mend: `main` prints its one line."""
 
 
 def printable(value):
