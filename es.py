@@ -77,7 +77,7 @@ class Args:
     action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: deviation of noise before tanh
     hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: a linear policy
     normalize_obs: bool = False  # by mean and deviation over all earlier generations
-    checkpoint_every: int = 0  # steps between checkpoints, which restart nothing here. 0: about a tenth
+    checkpoint_every: int = 0  # steps between checkpoints, which restart nothing here; 0: a tenth, at most 500,000
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -287,7 +287,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     """
     layers = policy.layers(candidates)
     rng = np.random.default_rng(seeds)  # of action noise; from all seeds: the same in every process
-    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # pairs start alike, but for CartPole
+    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # pairs start alike, but not in a native vector environment
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     steps = np.zeros(len(candidates), int)
@@ -593,7 +593,7 @@ def make_slots(args, num_envs, render=False, video=None):
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
         mode = "sync" if wrappers or render else None  # None: the native one, if there is one
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+    except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
         raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
@@ -650,8 +650,8 @@ def make_flat_policy(args, envs):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
     if obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000:
         raise UserError(f"{args.env_id}: images {obs_space.shape} are too large for es.py: use ppo.py")
-    if args.episodes_per_candidate < 1 or args.num_generations == 0 or args.sigma <= 0:
-        raise UserError("episodes_per_candidate, num_generations or sigma is too small")
+    if args.episodes_per_candidate < 1 or (args.num_generations or 1) < 1 or args.sigma <= 0:
+        raise UserError("episodes_per_candidate, num_generations and sigma must be above 0")
     if not 0 < args.elite <= 1:
         raise UserError("elite is not in (0, 1]")
     if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
@@ -790,8 +790,9 @@ def tuned(*flags, **given):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
-    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
-        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    paths = [first.resume, first.evaluate, first.config or first.run_dir]
+    if paths.count(None) < 2 or "" in paths:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -1206,7 +1207,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

@@ -1238,8 +1238,9 @@ def tuned(*flags, **given):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
-    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
-        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    paths = [first.resume, first.evaluate, first.config or first.run_dir]
+    if paths.count(None) < 2 or "" in paths:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -1654,7 +1655,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

@@ -67,9 +67,9 @@ class Args:
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
+    gae_lambda: float = 0.95  # GAE only: 0 trusts the critic, 1 the rewards
     rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/pi_old that weights a TD error
-    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that decays the trace
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that decays the trace; at most rho_clip
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -296,10 +296,10 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, 
 
         v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
         A_t = r_t + gamma v_{t+1} - V_t
-        rho_t = min(rho_clip, r), c_t = min(c_clip, r), r = pi/pi_old   (arXiv 1802.01561, section 4)
+        rho_t = min(rho_clip, w), c_t = min(c_clip, w), w = pi/pi_old   (arXiv 1802.01561, section 4)
 
-    delta_t is that of GAE. Where the episode or the rollout is cut off, v_{t+1} is V_{t+1}. In the
-    policy's gradient the paper weighs A_t by rho_t; here PPO's clipped ratio takes its place.
+    delta_t is that of GAE; after a termination, v_{t+1} is 0. Where the episode or the rollout is cut
+    off, v_{t+1} is V_{t+1}. In the policy's gradient the paper weighs A_t by rho_t; PPO's ratio stands there.
     """
     next_values = next_values * ~terminated
     continues = ~(terminated | truncated)
@@ -383,8 +383,8 @@ class RolloutBuffer:
     def compute_advantages(self, log_probs, values, old_log_probs, args):
         """Set self.rows from pi's log_probs (T, N) and values (T + 1, N), and from pi_old's log-probs.
 
-        pi is the agent now. Only V-trace needs its log-probs, since it computes advantages again in
-        each epoch, when the agent has left pi_old.
+        pi is the agent now. Only V-trace needs its log-probs: it computes advantages again at the
+        start of each epoch, when the agent has left pi_old.
         """
         on_device = partial(torch.as_tensor, device=values.device)
         rewards = on_device(self.rewards)
@@ -769,7 +769,7 @@ def make_envs(args, num_envs, render=False, video=None):
             raise
         message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
         if is_users_own(error):
             raise
         help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
@@ -783,11 +783,13 @@ def make_envs(args, num_envs, render=False, video=None):
 def set_up_atari(kwargs, wrappers, mode):
     """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
     if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
-        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
-        kwargs["reward_clipping"] = False
+        kwargs.setdefault("max_num_frames_per_episode", 4 * kwargs.pop("max_episode_steps", 27_000))
+        kwargs.setdefault("reward_clipping", False)
+        kwargs.setdefault("use_fire_reset", False)  # as without it: agents learn to press FIRE
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
-    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    kwargs.setdefault("frameskip", 1)
+    kwargs.setdefault("repeat_action_probability", 0.0)
     stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
@@ -868,8 +870,9 @@ def tuned(*flags, **given):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
-    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
-        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    paths = [first.resume, first.evaluate, first.config or first.run_dir]
+    if paths.count(None) < 2 or "" in paths:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -1284,7 +1287,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

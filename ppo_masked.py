@@ -505,7 +505,7 @@ def train(args):
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
-    print(f"action masks come from {envs.source}")
+    print(f"action masks come from {envs.source}" + ", and are ignored" * args.no_mask)
 
     spaces_of_env = agent.feature_space, agent.action_space
     envs, obs_and_masks, reset_rows, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
@@ -737,6 +737,8 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         """As the environment's, with masks."""
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         self.steps += 1
+        if self.source == self.INFO and "action_mask" not in infos and not np.all(terminated | truncated):
+            raise UserError(f"{self.env_id}: no action_mask in info after {self.steps} steps; of ones if all are valid")
         return self.rows(obs, infos, terminated | truncated), rewards, terminated, truncated, infos
 
     def rows(self, obs, infos, dones):
@@ -848,7 +850,7 @@ def make_envs(args, num_envs, render=False, video=None):
             raise
         message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
         if is_users_own(error):
             raise
         help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
@@ -882,6 +884,8 @@ def make_masked_agent(args, envs):
     discrete = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     if not isinstance(action_space, discrete):
         raise UserError(f"{args.env_id}: no masks for actions {action_space}; ppo.py takes Box actions")
+    if not envs.entries:
+        raise UserError(f"{args.env_id}: observations hold nothing but action_mask")
     for name, space in envs.entries.items():
         is_picture = space.dtype == np.uint8 and len(space.shape) >= 2 and space.shape[1] >= 36
         if not isinstance(space, discrete | spaces.Box) or is_picture:
@@ -890,8 +894,9 @@ def make_masked_agent(args, envs):
         raise UserError("no_mask and naive_mask are different ablations: choose one")
     if args.num_steps < 2:
         raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
-    if args.num_envs * (args.num_steps // 2) < args.num_minibatches:
-        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2): reset rows drop out")
+    # Reset rows drop out, and norm_adv makes a single advantage 0.
+    if args.num_envs * (args.num_steps // 2) < (2 if args.norm_adv else 1) * args.num_minibatches:
+        raise UserError("num_minibatches must be at most num_envs * (num_steps // 2), with norm_adv half of that")
     envs.reset(seed=args.seed)  # a UserError if there are no masks
     torch.manual_seed(args.seed)
     return MaskedAgent(envs.entries, action_space, args, choose_device(args)).eval()
@@ -921,8 +926,9 @@ def tuned(*flags, **given):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
-    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
-        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    paths = [first.resume, first.evaluate, first.config or first.run_dir]
+    if paths.count(None) < 2 or "" in paths:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -1337,7 +1343,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ included. There is no neural network: a table and a loop.
     python qlearning.py --algorithm sarsa --epsilon-min 0.1  # learns the path away from the cliff
     python qlearning.py --env-id MountainCar-v0              # continuous numbers, cut into a grid
 
-Sources: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6
+Papers: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6
 (incompleteideas.net/book); Q-learning doi 10.1007/BF00992698, expected Sarsa doi
 10.1109/ADPRL.2009.4927542, double Q-learning van Hasselt, NeurIPS 2010. The algorithm ends at
 "# ===== helpers"; the code below it makes environments, keeps the run folder and draws pictures.
@@ -139,7 +139,7 @@ class QTable:
         """The best actions (ties: the first) for observations (B, …), or a tuple of arrays."""
         first = obs[0] if isinstance(obs, tuple) else obs
         if np.ndim(first) != 1 + len(self.observation_shape):
-            raise ValueError("act takes a batch of observations: of one, act(np.array([obs]))[0]")
+            raise ValueError("act takes a batch: of one observation, act(np.array([obs]))[0]; a tuple: each part so")
         batch = zip(*obs) if isinstance(obs, tuple) else obs
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
@@ -169,7 +169,7 @@ def epsilon_greedy(values, epsilon, rng):
 def schedules(args, step, episode):
     """(epsilon, alpha), each constant or falling; epsilon by a factor per episode, or linearly.
 
-    What falls linearly goes by the steps of the run or, with num_episodes, by its episodes.
+    Linear schedules count the steps of the run or, with num_episodes, its episodes.
     """
     done, total = step, args.total_timesteps
     if args.num_episodes is not None:
@@ -395,7 +395,7 @@ def make_table_envs(args, num_envs, render=False, video=None):
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
         return gym.make_vec(args.env_id, num_envs, vectorization_mode="sync", wrappers=wrappers, **kwargs)
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+    except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
         raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
@@ -441,8 +441,11 @@ def make_q_table(args, envs):
     """A table of zeros for these environments. UserError if a space does not suit or is too large."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     parts = obs_space.spaces if isinstance(obs_space, spaces.Tuple) else [obs_space]
-    if args.grid_size < 1 or args.num_episodes == 0 or args.exploration_fraction == 0:
-        raise UserError("grid_size, num_episodes and exploration_fraction must be above 0")
+    for name in ("grid_size", "num_episodes", "exploration_fraction"):
+        if getattr(args, name) is not None and getattr(args, name) <= 0:
+            raise UserError(f"{name} must be above 0")
+    if args.epsilon_start < args.epsilon_min:
+        raise UserError(f"epsilon falls from epsilon_start to epsilon_min: {args.epsilon_start:g} is too low")
     if not isinstance(action_space, spaces.Discrete):
         raise UserError(f"{args.env_id}: a table needs Discrete actions, not {action_space}")
     if isinstance(obs_space, spaces.Box):
@@ -457,7 +460,8 @@ def make_q_table(args, envs):
         raise UserError(f"{args.env_id}: observations must be {wanted}, not {obs_space}")
     size = math.prod(len(cuts) + 1 for cuts in edges) * int(action_space.n)
     if size > 10**7:
-        raise UserError(f"{args.env_id}: the table is too large: a smaller --grid-size, or ppo.py")
+        smaller = "a smaller --grid-size, or " if isinstance(obs_space, spaces.Box) else ""
+        raise UserError(f"{args.env_id}: the table is too large: {smaller}ppo.py")
     return QTable(edges, obs_space, action_space, args)
 
 
@@ -536,8 +540,9 @@ def tuned(*flags, **given):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
-    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
-        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    paths = [first.resume, first.evaluate, first.config or first.run_dir]
+    if paths.count(None) < 2 or "" in paths:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -952,7 +957,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps to learn from (skipped ones do not count)
     stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
     seed: int = 1  # seed of everything that is drawn at random
-    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
     eval_episodes: int = 20  # episodes of an evaluation, apart from training, without exploration
     capture_video: bool = False  # film an episode at each evaluation
@@ -190,7 +190,7 @@ class Rollout:
     def batch(self, agent, last_obs):
         """(observations (B, …), actions (B, …), returns (B,)) of all rows that were not skipped, as tensors.
 
-        Where rewards are cut off, the critic's value stands for the rest. Without a critic, nothing does.
+        Where rewards are cut off, the critic's value stands for the rest; without a critic, 0.
         """
         tensor = lambda rows: torch.as_tensor(np.array(rows), device=agent.device)
         rewards = tensor(self.rewards).float()
@@ -415,7 +415,7 @@ def make_envs(args, num_envs, render=False, video=None):
             raise
         message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
         if is_users_own(error):
             raise
         help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
@@ -429,11 +429,13 @@ def make_envs(args, num_envs, render=False, video=None):
 def set_up_atari(kwargs, wrappers, mode):
     """Add DQN's preprocessing to `kwargs`; return the wrappers that it takes."""
     if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
-        kwargs["max_num_frames_per_episode"] = 4 * kwargs.pop("max_episode_steps", 27_000)
-        kwargs["reward_clipping"] = False
+        kwargs.setdefault("max_num_frames_per_episode", 4 * kwargs.pop("max_episode_steps", 27_000))
+        kwargs.setdefault("reward_clipping", False)
+        kwargs.setdefault("use_fire_reset", False)  # as without it: agents learn to press FIRE
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
-    kwargs |= {"frameskip": 1, "repeat_action_probability": 0.0}
+    kwargs.setdefault("frameskip", 1)
+    kwargs.setdefault("repeat_action_probability", 0.0)
     stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
@@ -484,6 +486,8 @@ def make_policy_agent(args, envs):
         raise UserError(f"{args.env_id}: no PolicyAgent for {kinds}; ppo.py takes more kinds")
     if args.n_step and args.baseline == "none":
         raise UserError("n_step needs baseline value: the critic stands for what follows after n steps")
+    if args.n_step == args.num_envs == 1 and args.norm_adv:
+        raise UserError("norm_adv makes a single advantage 0: more num_envs, more n_step, or --no-norm-adv")
     torch.manual_seed(args.seed)
     return PolicyAgent(obs_space, action_space, args, choose_device(args)).eval()
 
@@ -512,8 +516,9 @@ def tuned(*flags, **given):
         flags.insert(0, "--env-id")
     # The flags are parsed twice: the first time tells where the defaults of the second come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
-    if [first.resume, first.evaluate, first.config or first.run_dir].count(None) < 2:
-        raise UserError("choose between --resume, --evaluate and a new run with --config or --run-dir")
+    paths = [first.resume, first.evaluate, first.config or first.run_dir]
+    if paths.count(None) < 2 or "" in paths:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -928,7 +933,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and the run folder goes on from the last checkpoint, if there is one")
+        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def text_of(script, env_id=None):
 
     These count: constants, names of attributes, methods and settings, and everything that is done. These do not: other
     names, the order of definitions, docstrings, what is printed, refusals and their messages, settings that this code
-    does not read, defaults that TUNED overrides, and, with env_id, what TUNED holds for other environments.
+    does not read, defaults that TUNED overrides, what only Atari meets, and, with env_id, TUNED of other environments.
     """
     story = Story(Path(ROOT, script).read_text(encoding="utf-8").split("# ===== run")[0])
     for name in ENTRIES:
@@ -35,7 +35,7 @@ def lengths_of(script, env_id):
 
 
 class Plain(ast.NodeTransformer):
-    """Takes out what computes nothing: docstrings, what is printed, refusals and their messages."""
+    """Takes out what computes nothing, or only in Atari's games: docstrings, what is printed, refusals, messages."""
 
     def visit_Expr(self, node):
         printed = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "print"
@@ -50,7 +50,8 @@ class Plain(ast.NodeTransformer):
     def visit_If(self, node):
         self.generic_visit(node)
         only_speaks = not node.body or isinstance(node.body[-1], ast.Raise)
-        return None if only_speaks and not node.orelse else node
+        is_ataris = ast.unparse(node.test) == "package == 'ale_py'"
+        return None if (only_speaks or is_ataris) and not node.orelse else node
 
     def visit_Try(self, node):
         self.generic_visit(node)

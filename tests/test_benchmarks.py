@@ -62,6 +62,8 @@ REWRITTEN = '''
 import numpy
 
 def train(settings):
+    if package == "ale_py":
+        settings = preprocessed(settings)
     memory = Memory()
     memory.add(done=0, gain=settings.rate)
     return backwards(memory.rewards, discount=settings.gamma)

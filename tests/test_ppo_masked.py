@@ -362,6 +362,7 @@ gym.register("Cue-v0", Cue, disable_env_checker=True)
     "MaskedEnvs.rows, final masks are looked at: np.flatnonzero(~dones) -> range(self.num_envs)",
     "MaskedEnvs.rows, masks of the first environment: self.mask(n, -> self.mask(0,",
     "MaskedEnvs.step, looked at where episodes are cut off: terminated | truncated), rewards -> terminated), rewards",
+    'MaskedEnvs.step, masks of reset alone: and "action_mask" not in infos and -> and False and',
     'MaskedEnvs.mask, unset slots taken for zeros: and infos["_action_mask"][n] -> ',
     'MaskedEnvs.__init__, mask fed to the network: self.entries.pop("action_mask" -> self.entries.get("action_mask"',
 )
@@ -394,6 +395,16 @@ def test_masks_from_every_source(script):
     of_factors = np.empty(3, object)
     of_factors[:] = [(np.eye(2)[0], np.ones(1))] * 3
     close(rows(action_mask=of_factors, _action_mask=np.ones(3, bool)), [[1, 0, 1]] * 3)
+    step = envs.env.step
+    envs.env.step = lambda actions: (*step(actions)[:4], {})
+    obs_and_masks, _ = envs.reset(seed=1)
+    told = ""
+    try:
+        envs.step(obs_and_masks[:, 1:].argmax(axis=1) + envs.single_action_space.start)
+    except script.UserError as error:
+        told = str(error)
+    assert "Cue-v0: no action_mask in info after 1 steps" in told
+    envs.steps = 0
     messages = "row 0: the action mask has values other than 0 and 1", "cannot reshape array of size 2 into shape (3,)"
     for foul, message in zip(([1, math.nan, 1], [1, 1]), messages):
         with pytest.raises(script.UserError) as error:
@@ -557,6 +568,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--env-id CartPole-v1": "no action masks: neither the entry", "--env-id Pendulum-v1": "ppo.py takes Box"}
     refused |= {"--env-id Blackjack-v1 --no-mask": "no MaskedAgent", "--no-mask --naive-mask": "different ablations"}
     refused |= {"--num-envs 1 --num-steps 2 --num-minibatches 2": "num_minibatches must be at most"}
+    refused |= {"--num-envs 1 --num-steps 2 --num-minibatches 1": "with norm_adv half of that"}
     refused |= {"--env-id run_worlds:Camera-v0": "MaskedAgent for picture", "--env-id run_worlds:Grey-v0": "(36, 36)"}
     refused |= {"--wrappers gymnasium.wrappers.NormalizeObservation": "use gymnasium.wrappers.RescaleObservation"}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)

@@ -225,7 +225,11 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    refused = {"--env-id Pendulum-v1": "ppo.py takes more kinds", "--n-step 5 --baseline none": "n_step needs baseline"}
+    refused = {
+        "--env-id Pendulum-v1": "ppo.py takes more kinds",
+        "--n-step 5 --baseline none": "n_step needs baseline",
+        "--n-step 1 --num-envs 1": "--no-norm-adv",
+    }
     refused["--n-step 0"] = "n_step must be at least 1"
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
 

@@ -660,6 +660,20 @@ def test_packages_that_are_missing_or_old(script, capsys, monkeypatch):
     assert "is too old" in complaint(script, "--env-id CartPole-v1 --no-progress", capsys)
 
 
+@catches(
+    'set_up_atari, overrules: kwargs.setdefault("repeat_action -> kwargs.__setitem__("repeat_action',
+    'set_up_atari, presses FIRE in training only: "use_fire_reset", False -> "use_fire_reset", True',
+)
+def test_settings_of_atari_that_the_user_gives_stay(script):
+    """With and without ale_py's own vector version, whose agents must press FIRE themselves, as in a film."""
+    for mode, name in ((None, "reward_clipping"), ("sync", "repeat_action_probability")):
+        defaults, given = {}, {name: "the user's"}
+        script.set_up_atari(defaults, [], mode)
+        script.set_up_atari(given, [], mode)
+        assert given == defaults | {name: "the user's"}
+        assert defaults.get("use_fire_reset", mode is None) is False
+
+
 REFUSED = {
     "--env-id Cartpol-v1": "Cartpol",
     "--env-id nosuch:Thing-v0": "nosuch",
@@ -686,6 +700,7 @@ REFUSED = {
     "--config nowhere.json": "nowhere.json is missing",
     "--run-dir taken": "taken",
     "--render": "add --evaluate",
+    "--resume=": "choose between",
     "--resume run --evaluate run": "choose between",
     "--evaluate run --run-dir other": "choose between",
     "--resume run --config run/config.json": "choose between",
