@@ -53,6 +53,10 @@ class Plain(ast.NodeTransformer):
         is_ataris = ast.unparse(node.test) == "package == 'ale_py'"
         return None if (only_speaks or is_ataris) and not node.orelse else node
 
+    def visit_For(self, node):
+        self.generic_visit(node)
+        return node if node.body else None  # it only refused
+
     def visit_Try(self, node):
         self.generic_visit(node)
         only_refuses = all(isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)

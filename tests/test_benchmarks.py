@@ -64,6 +64,9 @@ import numpy
 def train(settings):
     if package == "ale_py":
         settings = preprocessed(settings)
+    for name in settings:
+        if name == "gama":
+            raise ValueError(name)
     memory = Memory()
     memory.add(done=0, gain=settings.rate)
     return backwards(memory.rewards, discount=settings.gamma)
