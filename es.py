@@ -562,8 +562,9 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
-    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    """Whether an error came through the user's own code, not only this file, packages, Python."""
+    folders = [str(Path(module.__file__).parent) for module in (json, importlib)]
+    folders.append(str(Path(gym.__file__).parents[1]))  # of all packages that are installed
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
     if error.__cause__:  # of an error that Gymnasium has worded in its own way
@@ -650,7 +651,12 @@ def make_flat_policy(args, envs):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
     if obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000:
         raise UserError(f"{args.env_id}: images {obs_space.shape} are too large for es.py: use ppo.py")
-    if args.episodes_per_candidate < 1 or (args.num_generations or 1) < 1 or args.sigma <= 0:
+    if (
+        args.episodes_per_candidate < 1
+        or args.num_generations is not None
+        and args.num_generations < 1
+        or args.sigma <= 0
+    ):
         raise UserError("episodes_per_candidate, num_generations and sigma must be above 0")
     if not 0 < args.elite <= 1:
         raise UserError("elite is not in (0, 1]")

@@ -990,8 +990,9 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
-    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    """Whether an error came through the user's own code, not only this file, packages, Python."""
+    folders = [str(Path(module.__file__).parent) for module in (json, importlib)]
+    folders.append(str(Path(gym.__file__).parents[1]))  # of all packages that are installed
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
     if error.__cause__:  # of an error that Gymnasium has worded in its own way
@@ -1030,10 +1031,10 @@ def make_team_envs(args, num_envs, render=False, video=None):
         vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
-        is_library = re.fullmatch(SAFE_IDS, args.env_id) and not args.wrappers
-        if is_users_own(error) and not is_library:
+        if is_users_own(error):
             raise
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
+        help = "" if "." in args.env_id else "; an id is the path of a module, such as mpe2.simple_spread_v3"
+        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}{help}") from error
 
 
 make_envs = make_team_envs  # as the run section calls it

@@ -767,8 +767,9 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
-    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    """Whether an error came through the user's own code, not only this file, packages, Python."""
+    folders = [str(Path(module.__file__).parent) for module in (json, importlib)]
+    folders.append(str(Path(gym.__file__).parents[1]))  # of all packages that are installed
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
     if error.__cause__:  # of an error that Gymnasium has worded in its own way
@@ -813,9 +814,14 @@ def make_envs(args, num_envs, render=False, video=None):
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
         if is_users_own(error):
             raise
-        help = f" (pip install {package.replace('_', '-')})" if package != "gymnasium" else ""
-        given = shlex.join(["--env-kwargs", args.env_kwargs, "--wrappers", *args.wrappers])
-        raise UserError(f"cannot make {args.env_id} with {given}: {error}{help}") from error
+        help = ""
+        if isinstance(error, ImportError) and package != "gymnasium":
+            help = f" (pip install {package.replace('_', '-')})"
+        elif "'render_mode'" in str(error):
+            help = ": what cannot take render_mode cannot be shown or filmed"
+        given = [] if args.env_kwargs == "{}" else ["--env-kwargs", args.env_kwargs]
+        given += ["--wrappers", *args.wrappers] if args.wrappers else []
+        raise UserError(f"cannot make {shlex.join([args.env_id, *given])}: {error}{help}") from error
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)

@@ -369,8 +369,9 @@ def read_wrapper(text):
 
 
 def is_users_own(error):
-    """Whether an error came through the user's own code, not only this file, Gymnasium, Python."""
-    folders = [str(Path(module.__file__).parent) for module in (gym, json, importlib)]
+    """Whether an error came through the user's own code, not only this file, packages, Python."""
+    folders = [str(Path(module.__file__).parent) for module in (json, importlib)]
+    folders.append(str(Path(gym.__file__).parents[1]))  # of all packages that are installed
     known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
     frames = traceback.extract_tb(error.__traceback__)
     if error.__cause__:  # of an error that Gymnasium has worded in its own way

@@ -106,6 +106,13 @@ class Double(gym.RewardWrapper):
         return 2 * reward
 
 
+class Blind(Plain):
+    """Its constructor does not take render_mode."""
+
+    def __init__(self):
+        super().__init__()
+
+
 class Endless(Plain):
     """An episode that never ends."""
 
@@ -123,6 +130,7 @@ class Own(gym.Wrapper):
 
 
 gym.register("Plain-v0", Plain)
+gym.register("Blind-v0", Blind)
 gym.register("Endless-v0", Endless)
 gym.register("Faulty-v0", Faulty)
 gym.register("Picture-v0", Picture)

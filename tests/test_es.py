@@ -610,6 +610,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite", "--sigma 0": "sigma"}
     refused |= {"--ars --elite 0.5": "ars", "--top-directions 3": "top", "--ars --top-directions 65": "top"}
     refused |= {"--env-id CarRacing-v3": "ppo.py", "--episodes-per-candidate 0": "episodes_per_candidate"}
+    refused |= {"--num-generations 0": "num_generations"}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
     huge = "--learning-rate 1e15 --weight-decay 1e15 --optimizer ascent --fitness raw --population-size 4 --run-dir run"
     assert command(script, f"{huge} --total-timesteps 900 --eval-episodes 1 --no-progress") == 2

@@ -905,6 +905,7 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 
 REFUSED = {
+    "--env-id simple_spread_v3": "such as mpe2.simple_spread_v3",
     "--env-id mpe2.simple_spred_v3": "simple_spred_v3",
     "--env-id no_such_module:game": "no_such_module",
     "--env-id gymnasium:Env": "not a parallel environment",

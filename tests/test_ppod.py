@@ -802,6 +802,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused |= {"--num-envs 1 --num-steps 32 --num-minibatches 2 --recurrent": "num_minibatches"}
     refused |= {"--initial-human-demos-dir nowhere": "demos/record.py --env-id CartPole-v1"}
     refused |= {"--supplementary-demos-dir nowhere": "nowhere"}
+    refused |= {f"--target-agent-demos-dir {__file__}": "is a file"}
     refused = {f"--env-id CartPole-v1 {flags}": words for flags, words in refused.items()}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
 

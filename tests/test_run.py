@@ -680,6 +680,8 @@ REFUSED = {
     '--env-kwargs {"lenght":1}': "lenght",
     "--env-kwargs [": "--env-kwargs",
     '--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}': "9x9",
+    '--env-id MiniGrid-Empty-5x5-v0 --env-kwargs {"foo":1}': "'foo'",
+    "--env-id run_worlds:Blind-v0 --capture-video": "cannot be shown or filmed",
     "--wrappers gymnasium.wrappers.Nope": "Nope",
     "--wrappers gymnasium.wrappers.TimeLimit(3": "was never closed",
     "--wrappers gymnasium.wrappers.TimeLimit(max_episode_steps=__import__('os'))": "malformed node",
