@@ -18,7 +18,7 @@ def test_first_steps(tmp_path):
     notebook = nbformat.read(ROOT / "notebooks/first_steps.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before you save it"
     (tmp_path / "notebooks").mkdir()
-    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": tmp_path / "notebooks"}}).execute()
+    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": tmp_path / "notebooks"}}).execute()
     printed, shown = "", []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
