@@ -411,7 +411,7 @@ TUNED = {
     "LunarLander-v3": {"num_envs": 8, "train_frequency": 2, "learning_rate": 5e-4, "gamma": 0.995,
                        "target_network_frequency": 1000, "end_e": 0.03, "exploration_fraction": 0.25,
                        "buffer_size": 200_000, "hidden_sizes": (128, 128), "clip_error": True, "max_grad_norm": 10.0,
-                       "total_timesteps": 600_000, "eval_every": 10_000, "stop_at_return": 200},
+                       "total_timesteps": 600_000, "eval_every": 5_000, "eval_episodes": 50, "stop_at_return": 220},
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 50_000},  # as RGB images, too
     "MiniGrid-DoorKey-5x5-v0": MINIGRID | {"exploration_fraction": 0.5, "total_timesteps": 100_000,
                                            "stop_at_return": 0.95},  # as RGB images, too
