@@ -20,11 +20,10 @@ from common import call, read, stamp, write
 from speed import TAIL, ours
 
 PONG = "--env-id ALE/Pong-v5"
-BREAKOUT = "--env-id ALE/Breakout-v5"
 CARTPOLE = "--env-id CartPole-v1 --stop-at-return None"
 TD3 = "--learning-starts 256"
 RUNS = {  # name: script, flags, steps
-    "PPO, Breakout": ("ppo", BREAKOUT, 30_720),
+    "PPO, Pong": ("ppo", PONG, 30_720),
     "DQN, Pong": ("dqn", f"{PONG} --num-envs 1 --learning-starts 1000 --buffer-size 20000", 5_000),
     "TD3, HalfCheetah": ("ddpg_td3", f"--env-id HalfCheetah-v5 --num-envs 1 {TD3}", 2_500),
 }
@@ -41,16 +40,16 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecFrameStack
 kwargs = dict(frameskip=1, repeat_action_probability=0.0)
-atari = lambda game, num_envs: VecFrameStack(make_atari_env("ALE/" + game, num_envs, 1, env_kwargs=kwargs), 4)
+pong = lambda num_envs: VecFrameStack(make_atari_env("ALE/Pong-v5", num_envs, seed=1, env_kwargs=kwargs), 4)
 """
 PEERS = {  # the same settings
-    "PPO, Breakout": """
-model = PPO("CnnPolicy", atari("Breakout-v5", 8), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4,
-            clip_range=0.1, ent_coef=0.01, device="{device}")
+    "PPO, Pong": """
+model = PPO("CnnPolicy", pong(8), n_steps=128, batch_size=256, n_epochs=4, learning_rate=2.5e-4, clip_range=0.1,
+            ent_coef=0.01, device="{device}")
 """,
     "DQN, Pong": """
-model = DQN("CnnPolicy", atari("Pong-v5", 1), buffer_size=20_000, learning_rate=1e-4, batch_size=32,
-            learning_starts=1000, target_update_interval=1000, train_freq=4, device="{device}")
+model = DQN("CnnPolicy", pong(1), buffer_size=20_000, learning_rate=1e-4, batch_size=32, learning_starts=1000,
+            target_update_interval=1000, train_freq=4, device="{device}")
 """,
 }
 
@@ -77,11 +76,11 @@ def main():
     def rate(name, device):
         script, flags, steps = RUNS[name]
         steps = args.steps or steps
-        threads = cores if "ALE" in flags and device == "cpu" else 1
+        threads = cores if "Pong" in name and device == "cpu" else 1
         return round(ours(script, f"{flags} --device {device}", steps // 5, steps - steps // 5, threads))
 
     names = args.names or list(RUNS)
-    vectors = [name for name in names if "ALE" not in RUNS[name][1]]
+    vectors = [name for name in names if "Pong" not in name]
     with ThreadPoolExecutor(max(cores // 2, 1)) as pool:  # each has a thread: they do not disturb one another
         on_cpu = dict(zip(vectors, pool.map(lambda name: rate(name, "cpu"), vectors)))
     for name in names:
