@@ -23,10 +23,10 @@ target networks are updated less often than the critics.
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here with TD3's networks, rates and noise), TD3 arXiv 1802.09477. The
-algorithm ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and
-draws the curve. In shapes, B is the number of rows in a batch, D of action dimensions, N of
-environments and K of critics.
+Papers: DDPG arXiv 1509.02971 (here with the TD3 authors' settings), TD3 arXiv 1802.09477.
+The algorithm ends at "# ===== helpers"; below it are settings (ALGORITHMS, TUNED), environments and the
+run folder. In shapes, B is the number of rows in a batch, D of action dimensions, N of environments
+and K of critics.
 """
 
 import ast
@@ -349,9 +349,9 @@ def critic_loss(values, targets):
 
 
 def actor_loss(actor, critic, obs):
-    """What the actor minimises. Its gradient is minus the deterministic policy gradient.
+    """What the actor minimises.
 
-    L = -E[ Q(s, mu(s)) ]   (arXiv 1509.02971, eq. 6)
+    L = -E[ Q(s, mu(s)) ]   (its gradient is minus the policy gradient of arXiv 1509.02971, eq. 6)
     """
     return -critic(obs, actor(obs)).mean()
 
@@ -369,8 +369,8 @@ def polyak(target, source, tau):
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
     """How many critic updates a run must have made after `step` steps of all environments."""
-    random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
-    rounds = step // args.train_frequency - random_steps // args.train_frequency
+    warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
+    rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
 
@@ -524,15 +524,15 @@ tuned_settings = algorithm_settings  # as the run section calls it
 def check_algorithm(args):
     """UserError if the settings are another algorithm's than args.algorithm.
 
-    This happens with Args(algorithm=…) and no other setting, and if --algorithm is given together
-    with the --config of a run of the other algorithm.
+    So with Args(algorithm=…) alone, or the --config of a run of the other algorithm.
     """
     for name, settings in ALGORITHMS.items():
         given = {key: getattr(args, key) for key in settings}
-        if args.algorithm not in (None, name) and given == settings:
-            wanted = " ".join(f"{key}={value}" for key, value in ALGORITHMS[args.algorithm].items())
-            message = f"algorithm is {args.algorithm}, but the settings are those of {name}"
-            raise UserError(f"{message}: give {wanted}, or algorithm={name}")
+        if args.algorithm not in (None, name) and given != ALGORITHMS[args.algorithm]:
+            if given == settings or args.config and read_config(args.config, args).algorithm == name:
+                wanted = " ".join(f"{key}={value}" for key, value in ALGORITHMS[args.algorithm].items())
+                message = f"algorithm is {args.algorithm}, but the settings are those of {name}"
+                raise UserError(f"{message}: give {wanted}, or algorithm={name}")
 
 
 def layer(module, gain=2**0.5):
@@ -784,12 +784,12 @@ def check_buffer_size(args, envs):
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
     if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
@@ -861,9 +861,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1101,7 +1102,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1227,7 +1228,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1239,7 +1240,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

@@ -137,8 +137,8 @@ class Agents(nn.Module):
     example actions (B, A_i).
 
     TD3's two estimates of Q are called twins here (MADDPG has only the first): each is a list of
-    critics. EP (environment-provided) and FP (feature-pruned) are HARL's names, arXiv 2304.09870;
-    here FP prunes nothing: it is the agent's own observation and the state.
+    critics. EP (environment-provided) and FP (feature-pruned) are names from arXiv 2103.01955,
+    section 5.2; here FP prunes nothing: it is the agent's own observation and the state.
 
         --state-type          EP                    FP
         rewards and ends      one for all agents    one for each agent
@@ -315,10 +315,10 @@ def gumbel_softmax(logits, noise, temperature):
 
 
 # ------------------------------------------------------------------------------------- replay buffer
-# N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends;
-# an environment has G of them: one (EP), or one for each agent (FP). G·B entries are the B of the
-# first stream, then the B of the second, and so on. There are G·B next rows too: the n-step windows
-# of two streams may end in different steps.
+# N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends:
+# the team's (EP: G = 1), or one for each agent (FP: G = n). Arrays of G·B entries hold B for the first
+# stream, then B for the next. Next rows are G·B too: two agents' n-step windows may
+# end in different steps.
 
 OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
@@ -560,8 +560,8 @@ def actors_loss(agents, batch, rng):
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
     """How many critic updates a run must have made after `step` steps of all environments."""
-    random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
-    rounds = step // args.train_frequency - random_steps // args.train_frequency
+    warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
+    rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
 
@@ -598,7 +598,7 @@ def train(args):
     run = Run(args, envs)
     actor_optimizer = torch.optim.Adam(agents.actors.parameters(), args.actor_learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam(agents.critics.parameters(), args.critic_learning_rate, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates
     actor_scheduler = torch.optim.lr_scheduler.LambdaLR(actor_optimizer, factor)
     critic_scheduler = torch.optim.lr_scheduler.LambdaLR(critic_optimizer, factor)
     optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
@@ -681,15 +681,15 @@ tuned_settings = matd3_settings  # as the run section calls it
 def check_algorithm(args):
     """UserError if the settings are another algorithm's than args.algorithm.
 
-    This happens with Args(algorithm=…) and no other setting, and if --algorithm is given together
-    with the --config of a run of the other algorithm.
+    So with Args(algorithm=…) alone, or the --config of a run of the other algorithm.
     """
     for name, settings in ALGORITHMS.items():
         given = {key: getattr(args, key) for key in settings}
-        if args.algorithm not in (None, name) and given == settings:
-            wanted = " ".join(f"{key}={value}" for key, value in ALGORITHMS[args.algorithm].items())
-            message = f"algorithm is {args.algorithm}, but the settings are those of {name}"
-            raise UserError(f"{message}: give {wanted}, or algorithm={name}")
+        if args.algorithm not in (None, name) and given != ALGORITHMS[args.algorithm]:
+            if given == settings or args.config and read_config(args.config, args).algorithm == name:
+                wanted = " ".join(f"{key}={value}" for key, value in ALGORITHMS[args.algorithm].items())
+                message = f"algorithm is {args.algorithm}, but the settings are those of {name}"
+                raise UserError(f"{message}: give {wanted}, or algorithm={name}")
 
 
 def make_agents(args, envs):
@@ -722,7 +722,7 @@ def make_off_policy_buffer(args, agents):
     if args.buffer_size // args.num_envs * args.num_envs < args.batch_size:
         raise UserError("buffer_size, divided among num_envs, must not be less than batch_size")
     if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     try:
         return OffPolicyBuffer(
             capacity=args.buffer_size,
@@ -774,8 +774,8 @@ class TeamReturn(BaseParallelWrapper):
 class TeamEnv(gym.Env):
     """A PettingZoo parallel environment as a Gymnasium one, for Gymnasium's vector environments.
 
-    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an
-    observation one row:
+    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards (between
+    opponents it says nothing), an observation one row:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
@@ -1117,9 +1117,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1357,7 +1358,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1483,7 +1484,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1495,7 +1496,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

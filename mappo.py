@@ -13,7 +13,7 @@ own ratio r^i, but with one advantage A for all: that of the team's return. (Wit
 agent has its own estimate of A; with --agent-rewards as well, its own rewards.) Entropy is rewarded.
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ]   (arXiv 2103.01955, appendix A)
-    r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
+    r^i = pi(a^i|o^i) / pi_old(a^i|o^i);   A is normalised before, and the sum leaves out the dead
 
 HAPPO updates separate policies one after the other, in random order. For the next policy, A is
 multiplied by the ratios r^j of all policies j updated before it: it learns what pays with these
@@ -270,7 +270,7 @@ class Team(nn.Module):
         return torch.stack(obs, dim=2).flatten(1, 2), torch.stack(available, dim=2).flatten(1, 2)
 
     def share_obs(self, team_rows):
-        """What the critic sees of team_rows (L, N, …): (L, N, S), or with FP (L, N·n, S).
+        """What the critic sees of team_rows (L, N, …): (L, N, size), or with FP (L, N·n, size).
 
         EP (environment-provided) is the state: the environment's own, or else all observations side
         by side. FP has for each agent its own observation, padded with zeros, and the state (its own
@@ -425,7 +425,7 @@ class TeamBuffer:
         self.rnn_states_critic = torch.zeros(N * V, team.critic.hidden_size, device=team.device)
 
     def insert_results(self, t, next_rows, rewards, terminated, truncated, infos):
-        """Store what step t of all environments has brought, as envs.step returned it.
+        """Store rewards and ends of step t of all environments, as envs.step returned them.
 
         With --agent-rewards, agents have their own rewards, and an agent's episode ends when it dies.
         If it was truncated, the next row still has its final observation.
@@ -484,8 +484,8 @@ class TeamBuffer:
     def policy_steps(self, team, k, advantages):
         """PolicySteps of all agents that follow policy k. As critic_steps: once, before the update.
 
-        `advantages` are those of CriticSteps, (T, S). They are normalised over the active rows of all
-        followers.
+        `advantages` are those of CriticSteps, (T, N·V). Each follower takes those of its critic; they
+        are normalised over the active rows of all followers.
         """
         actor = team.actors[k]
         agents = team.followers[k]
@@ -530,7 +530,7 @@ def minibatches(steps, args, rng):
     order = torch.as_tensor(rng.permutation(len(chunks[0])), device=chunks[0].device)
     for numbers in order.tensor_split(args.num_minibatches):
         batch = type(steps)(*[x[numbers].swapaxes(0, 1) for x in chunks])
-        if batch.active.any():  # else the loss, a mean of nothing, is NaN, and Adam's momentum acts
+        if batch.active.any():  # else the loss, a mean of nothing, is NaN
             yield batch._replace(rnn_states=batch.rnn_states[0])
 
 
@@ -559,13 +559,12 @@ def approximate_kl(log_ratios):
 
 
 def huber_value_loss(values, old_values, returns, huber_delta, clip_coef=None):
-    """Mean Huber loss of tensors (B,), with delta = `huber_delta`. With `clip_coef`, moving a value by
-    more than this cannot lower its loss.
+    """Mean Huber loss of tensors (B,). With `clip_coef`, moving a value by more cannot lower its loss.
 
         L = E[ max( Huber(V - R), Huber(V_old + clip(V - V_old, -eps, eps) - R) ) ]
 
     This is arXiv 2103.01955, appendix A, with Huber(e) in place of its e². Huber(e) is e²/2 for
-    errors |e| up to delta, and linear beyond.
+    errors |e| up to `huber_delta`, and linear beyond.
     """
     huber = partial(nn.functional.huber_loss, reduction="none", delta=huber_delta)
     errors = huber(values, returns)
@@ -656,7 +655,7 @@ def happo_update(team, optimizer, all_steps, args, rng, run):
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    envs = make_envs(args, args.num_envs)  # a vector environment of TeamEnvs: see make_team_envs
+    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     team = make_agent(args, envs)  # a Team: see make_team
     set_threads(image=False)
     run = Run(args, envs)
@@ -897,8 +896,8 @@ class TeamReturn(BaseParallelWrapper):
 class TeamEnv(gym.Env):
     """A PettingZoo parallel environment as a Gymnasium one, for Gymnasium's vector environments.
 
-    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards, an
-    observation one row:
+    An action is a tuple with an entry for each agent, a reward the sum of the agents' rewards (between
+    opponents it says nothing), an observation one row:
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
@@ -1278,9 +1277,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1518,7 +1518,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1644,7 +1644,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1656,7 +1656,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

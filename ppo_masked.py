@@ -66,7 +66,7 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
@@ -971,9 +971,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1211,7 +1212,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1337,7 +1338,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1349,7 +1350,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ Where rewards are rare, an agent that acts at random may never find one. RND als
 for observations that are new to it. A predictor g (the paper's f with a hat) learns to compute the
 same features as a target network f, whose random weights never change. For observations like those
 that the agent has seen often, the predictor is good. So its error on the next observation s'
-measures how new s' is. It is the intrinsic reward, a mean over the features (in the paper, a sum):
+measures how new s' is: its novelty, a mean over the features (in the paper, a sum). The intrinsic
+reward r_int is this, divided by the running deviation of its discounted sum (section 2.4):
 
-    r_int = mean( (g(s') - f(s'))^2 )   (arXiv 1810.12894, section 2.2)
+    novelty = mean( (g(s') - f(s'))^2 )   (arXiv 1810.12894, section 2.2)
 
 Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic
 (section 2.3). Extrinsic returns end with the episode. Intrinsic returns go on into the next: an
@@ -69,7 +70,7 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
@@ -80,7 +81,7 @@ class Args:
     normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
     predictor_share: float = 0.25  # part of each minibatch that trains the predictor; less: novelty fades more slowly
-    random_steps: int = 100  # steps of random play in each environment, for the first statistics of obs
+    random_steps: int = 100  # steps of random play in each environment, for RND's first statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value losses as well
@@ -367,10 +368,10 @@ class RND(nn.Module):
 
 
 # -------------------------------------------------------------------------------- returns and buffer
-# All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
-# step t. After termination it counts as 0: nothing follows. After truncation it stands for the
-# rewards that were cut off. Rewards of later episodes count only in compute_intrinsic_gae. If both
-# flags are set, terminated wins.
+# Tensors are time-major. In compute_gae all are (T, N), and next_values[t] is the critic's value of
+# the observation after step t. After termination it counts as 0: nothing follows. After truncation it
+# stands for the rewards that were cut off. If both flags are set, terminated wins.
+# compute_intrinsic_gae ignores ends.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -480,10 +481,7 @@ class CuriousBuffer:
         return log_probs.view(T, N), values, intrinsic_values
 
     def compute_advantages(self, log_probs, values, intrinsic_values, args):
-        """Set self.rows from log_probs (T, N) and both critics' values (T + 1, N).
-
-        They are those of the agent that has just played.
-        """
+        """Set self.rows from log_probs (T, N) and both critics' values (T + 1, N)."""
         on_device = partial(torch.as_tensor, device=values.device)
         ends = on_device(self.terminated), on_device(self.truncated)
         steps = on_device(self.rewards), values[:-1], values[1:], *ends
@@ -595,7 +593,7 @@ def train(args):
     agent = make_agent(args, envs)
     set_threads(agent.image)
     run = Run(args, envs)
-    rnd = make_rnd(run, agent.device)  # plays random steps first: its observation statistics
+    rnd = make_rnd(run, agent.device)  # plays random steps, for its first statistics of observations
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -682,7 +680,7 @@ SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": SHORT_ROLLOUTS | MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores
-    # seen as RGB images, too
+    # these two: for RGB images as well
     "MiniGrid-DoorKey-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 100_000},
     "MiniGrid-Empty-5x5-v0": SHORT_ROLLOUTS | {"learning_rate": 5e-4, "total_timesteps": 60_000},
     # ppo.py's settings, tried with one seed: rewards are frequent here, and curiosity did no harm
@@ -1033,9 +1031,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1273,7 +1272,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1399,7 +1398,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1411,7 +1410,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

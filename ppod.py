@@ -8,8 +8,8 @@
 """PPO with demonstrations (PPO+D), all of it, in this one file: hard exploration from a single demonstration.
 
 Where rewards are so sparse that chance never finds one, PPO learns nothing. PPO+D also replays
-demonstrations; one is enough to begin with. A slot is one place of the vector environment. After
-each episode or replay, it draws what it shows next:
+demonstrations; one is enough to begin with. A slot is one of the num_envs places of the vector
+environment. After each episode or replay, it draws what it shows next:
 
     with probability rho                                  a reward demo,
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
@@ -69,10 +69,11 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
-    # a new reward demo moves phi / N to rho; N: initial room for value demos, or their number
+    # a new reward demo moves phi / N from phi to rho; N: initial room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # a return (of wrapped rewards) that makes an episode a reward demo; None: the lowest, or > 0
+    # a return (of wrapped rewards) that makes an episode a reward demo; None: the first
+    # demos' lowest; if it is not above 0, any above 0
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
@@ -88,7 +89,7 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: here of 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
@@ -304,7 +305,7 @@ class RecurrentAgent(nn.Module):
         self.rng = np.random.default_rng(self.args.seed)
 
     def act(self, obs):
-        """The most likely actions, or draws if sample_actions, as the environment takes them. Keeps the state."""
+        """The most likely actions, or draws if sample_actions, as the environment takes them. Moves the state on."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         if len(obs) != len(self.state):
@@ -340,7 +341,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 # B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there
 # in the rollout. All rows but reset rows are trained on. old_*: of the agent that played the
-# rollout; only a replay's old_log_probs are certain_log_prob.
+# rollout; but old_log_probs of replayed rows are certain_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -483,8 +484,8 @@ def as_demo(obs, actions, rewards, terminated, max_value=0.0):
 def replay_probabilities(max_values, alpha):
     """p_i = v_i^alpha / sum_j v_j^alpha (arXiv 2007.03328, section 3) over the highest values v of value demos.
 
-    If some v is negative, the lowest is first subtracted from all. If all are zero then, all demos
-    are equally likely. So p is finite, not negative, and never lower for a higher value.
+    If some v is negative, the lowest is first subtracted from all. If all are zero after that,
+    all demos are equally likely. So p is finite, not negative, and never lower for a higher value.
     """
     v = np.asarray(max_values, np.float64)
     if v.min() < 0:
@@ -537,7 +538,7 @@ class PPODBuffer:
     def restart(self, envs, obs, rng):
         """Begin anew with the first observations `obs` of new environments. Returns what the slots show first.
 
-        Slot 0 shows its environment, so that the first rollout has real steps.
+        Slot 0 shows its environment, so that the next rollout has real steps.
         """
         self.replays[0] = None
         self.needs_reset[:] = False
@@ -563,8 +564,7 @@ class PPODBuffer:
                 next_obs[i] = demo.obs[0]
                 self.needs_reset[i] = True  # from here on its environment steps unseen
         if to_reset.any():
-            # VECTOR_MODE asks for a SyncVectorEnv, since CartPole's own vector version would reset
-            # all.
+            # CartPole's own vector version would reset all; VECTOR_MODE asks for SyncVectorEnv.
             first_obs, _ = envs.reset(options={"reset_mask": to_reset})
             next_obs[to_reset] = first_obs[to_reset]
             self.needs_reset[to_reset] = False
@@ -669,7 +669,7 @@ class PPODBuffer:
         self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
-        """Drop what exceeds the capacity: value demos of lowest max_value, then agents' longest (to a goal: worst)."""
+        """Drop demos until they fit: value demos of lowest max_value first, then agents' longest reward demos."""
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
             from_agents = [demo for demo in self.reward_demos if not demo.human]
             if self.value_demos:
@@ -683,13 +683,13 @@ class PPODBuffer:
         """Add each file with new content in supplementary_demos_dir as a reward demo; print a warning if it is bad."""
         folder = self.args.supplementary_demos_dir
         for path in sorted(Path(folder).glob("*.npz")) if folder else []:
-            checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-            if checksum in self.seen:
-                continue
-            self.seen.append(checksum)
             try:
+                checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+                if checksum in self.seen:
+                    continue
+                self.seen.append(checksum)
                 self.add_reward_demo(read_demo(path, self.args, *self.spaces))
-            except UserError as error:
+            except (OSError, UserError) as error:
                 tqdm.write(f"skipped: {error}", file=sys.stderr)
 
     def save_demos(self, is_finished):
@@ -905,9 +905,9 @@ SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
-        "max_episode_steps": 2560, "sample_actions": True, "rho": 0.1, "phi": 0.3, "num_envs": 16, "recurrent": False,
-        "hidden_sizes": (128,), "num_minibatches": 8, "update_epochs": 8, "learning_rate": 1e-3, "gae_lambda": 0.97,
-        "norm_adv": False, "ent_coef": 0.002, "total_timesteps": 590_000, "stop_at_return": 0.94,
+        "sample_actions": True, "num_envs": 16, "recurrent": False, "num_minibatches": 8, "update_epochs": 8,
+        "learning_rate": 1e-3, "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002,
+        "total_timesteps": 590_000, "stop_at_return": 0.94,
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": SHORT_ROLLOUTS | {
@@ -1362,9 +1362,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1602,7 +1603,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1728,7 +1729,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1740,7 +1741,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

@@ -7,24 +7,24 @@
 # ///
 """Rainbow: DQN with six improvements, in this one file.
 
-Each is a switch. With all six off and equal settings, it is dqn.py --no-double. As there, Q' is the
-target network, a copy of Q that lags behind.
+Each is a switch. With all six off and equal settings, it is dqn.py --no-double. As in dqn.py, Q' is
+the target network, a copy of Q that lags behind.
 
     --double          Q chooses the next action, Q' evaluates it         (arXiv 1509.06461)
-    --prioritized     larger errors are replayed more often              (arXiv 1511.05952)
+    --prioritized     draws larger errors more often                     (arXiv 1511.05952)
     --dueling         Q is the state's value plus the action's advantage (arXiv 1511.06581)
     --multi-step      a target sums n rewards before it asks Q'          (arXiv 1710.02298, eq. 2)
     --distributional  learns how likely each return is, not the mean     (arXiv 1707.06887)
     --noisy           explores by noise in the weights, of learnt size   (arXiv 1706.10295)
 
-Together: the atoms z are fixed returns. The network learns their probabilities p(s, a), and Q(s, a)
-is the sum of z p. Let R = r_0 + gamma r_1 + … be the discounted sum of n rewards, and
-a* = argmax_a Q(s_n, a). If the return from s_n is z, that from s_0 is y. So y has the probability
-that the target network gives to z: p'(s_n, a*). The projection Phi splits this probability between
-the two atoms around y:
+All six together: the atoms z are fixed returns, equally spaced. The network learns their
+probabilities p(s, a), and Q(s, a) is the sum of z p. Let R = r_0 + gamma r_1 + … be the discounted sum
+of n rewards, and a* = argmax_a Q(s_n, a). If the return from s_n is z, that from s_0 is y. So y has
+the probability that the target network gives to z: p'(s_n, a*). The projection Phi splits this
+probability between the two atoms around y:
 
     y = R + gamma^n (1 - terminated) z
-    L = E[ KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, section 3)
+    L = E[ KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, "The Integrated Agent")
 
     python rainbow.py                                          # CartPole-v1, a minute or two
     python rainbow.py --no-noisy --no-distributional           # any combination
@@ -589,7 +589,7 @@ def td_losses(agent, target, batch, args):
 def distributional_losses(agent, target, batch, args):
     """(losses (B,), the same without gradient as priorities, metrics) of NStepTransitions.
 
-    L = KL(m || p) = sum_i m_i log(m_i / p_i)   (arXiv 1710.02298, section 3)
+    L = KL(m || p) = sum_i m_i log(m_i / p_i)   (arXiv 1710.02298, "The Integrated Agent")
     """
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
@@ -655,10 +655,10 @@ def train(args):
         for step in range(first_step, run.step + 1):
             starts = step >= learning_starts and buffer.size >= args.batch_size  # open windows are not stored
             if starts and step % args.train_frequency == 0:
-                agent.train()  # dropout, if you add it, acts in the loss alone
+                agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # the same for Q(s, a) and a*; arXiv 1706.10295 draws two
+                    agent.draw_noise(rng)  # one draw for Q(s, a) and a*; arXiv 1706.10295: two
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -671,10 +671,11 @@ def train(args):
                     warn_of_support(metrics, args)
                 agent.eval()
                 scheduler.step()
+                run.log(sigma=agent.mean_sigma())
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
-        run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0], sigma=agent.mean_sigma())
+        run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.begin_episodes()
@@ -697,7 +698,7 @@ write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
-# Tuned settings per environment; flags win over them. Where rewards are rare, returns stay far within
+# Tuned settings per environment; flags win over them. Where large rewards are rare, returns stay far within
 # the bounds that Args gives for v_min and v_max; with narrower bounds, atoms are closer together.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
@@ -982,12 +983,12 @@ def check_buffer_size(args, envs):
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
     if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
@@ -1053,9 +1054,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1293,7 +1295,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1419,7 +1421,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1431,7 +1433,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ improves pi. In y, a' is drawn from pi(.|s'); in J, a is drawn from pi(.|s):
 
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s'))
     L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
-    J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]   (arXiv 1812.05905, eqs. 5, 9)
+    J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]   (arXiv 1812.05905, eqs. 2, 3, 5, 9)
 
 (The paper's eq. 5 halves the squares, and its eq. 9 is -J; two critics stand in its text.) In L, y is
 a constant. In J, a is a function of s and of noise, so the gradient reaches pi through a, too. k = 1
@@ -27,10 +27,10 @@ pi's entropy near its target.
     python sac.py --alpha 0.2                   # with a fixed weight of the entropy bonus
     python sac.py --evaluate runs/DIR --render  # watch the trained agent
 
-Papers: SAC arXiv 1801.01290, with a learnt alpha arXiv 1812.05905. The algorithm ends at
-"# ===== helpers"; below it are settings, parts of the networks, environments and the run folder.
-In shapes, B is the number of rows in a batch, D of action dimensions, N of environments and K of
-critics.
+Papers: SAC arXiv 1801.01290; without a network for V and with a learnt alpha, as here: arXiv
+1812.05905. The algorithm ends at "# ===== helpers"; below it are settings, environments and the run
+folder. In shapes, B is the number of rows in a batch, D of action dimensions, N of environments and K
+of critics.
 """
 
 import ast
@@ -82,7 +82,7 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): new at each step, or as in next_noise
+    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts over several steps
     exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
     ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation becomes 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
@@ -180,7 +180,7 @@ class SoftActorCritic(nn.Module):
         self.target_critics = copy.deepcopy(self.critics)
         first_alpha = 1.0 if args.alpha is None else args.alpha
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
-        self.target_entropy = -float(self.action_dimensions)  # log 2 each if actions are uniform: the most
+        self.target_entropy = -float(self.action_dimensions)  # at most log 2 per dimension: of uniform actions
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         inputs = math.prod(observation_space.shape)
@@ -407,8 +407,8 @@ def polyak(target, source, tau):
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
     """How many critic updates a run must have made after `step` steps of all environments."""
-    random_steps = max(args.learning_starts, args.batch_size)  # updates need a full batch
-    rounds = step // args.train_frequency - random_steps // args.train_frequency
+    warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
+    rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
 
@@ -798,12 +798,12 @@ def check_buffer_size(args, envs):
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
     if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts and batch_size are not below total_timesteps: nothing will be learnt")
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet, but fails where there is not so much
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
@@ -875,9 +875,10 @@ def parse(defaults, flags):
 
 
 def code_flags(args):
-    """The flags that a config.json must not decide alone, since they can run any code; mostly none."""
-    own_kwargs = "{}", tuned_settings(args).get("env_kwargs")
-    if re.fullmatch(SAFE_IDS, args.env_id) and args.env_kwargs in own_kwargs and not args.wrappers:
+    """Flags that a config.json must not decide alone, as they can run any code; mostly none."""
+    own = tuned_settings(args)
+    is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
+    if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
     flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
@@ -1115,7 +1116,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # so long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # long episodes can end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
@@ -1241,7 +1242,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # other episodes than those by which the best weights were chosen
+        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
@@ -1253,7 +1254,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped. --resume and a run's folder go on from its last checkpoint, if there is one")
+        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ Each test must also fail for each of the mistakes that stand above it in `catche
 (the run section above all) and with dqn.py (the replay buffer) has its tests in the files of these.
 """
 
+import contextlib
+import json
 import math
+from dataclasses import asdict
 from functools import cache
 from unittest import mock
 
@@ -133,7 +136,7 @@ def test_an_update(script):
 @catches(
     "num_updates, fewer transitions than a batch: max(args.learning_starts, args.batch_size) -> args.learning_starts",
     "num_updates, gradient steps forgotten: max(0, rounds) * args.gradient_steps -> max(0, rounds)",
-    "num_updates, one too early: - random_steps // -> - (random_steps - 1) //",
+    "num_updates, one too early: - warm_up // -> - (warm_up - 1) //",
     "num_updates, at every step: rounds = step // args.train_frequency -> rounds = step",
     "num_updates, less than none: max(0, rounds) -> rounds",
 )
@@ -393,3 +396,17 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         script.make_agent(script.Args(normalize_obs=True), images)
     for args in (script.Args(), script.Args(algorithm="ddpg", twin_q=False), script.tuned(algorithm="ddpg")):
         script.check_algorithm(args)
+
+
+@catches("check_algorithm, a mixture is not seen: or args.config and -> or False and")
+def test_config_of_the_other_algorithm(script, tmp_path):
+    """The run was DDPG with one of TD3's tricks: with --algorithm td3, its three settings must be given again."""
+    lander = asdict(script.tuned("LunarLanderContinuous-v3"))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"script": "ddpg_td3", "args": lander}))
+    flags = f"--config {path} --algorithm td3".split()
+    with contextlib.suppress(script.UserError):
+        script.check_algorithm(script.tuned(*flags))
+        raise AssertionError("it was not refused")
+    script.check_algorithm(script.tuned(*flags[:2]))
+    script.check_algorithm(script.tuned(*flags, twin_q=True, policy_frequency=2))

@@ -686,7 +686,7 @@ BAD = [  # fields of a file, and a word of what is said of it
     "read_demo, executes: allow_pickle=False -> allow_pickle=True",
     "read_demo, any environment: if json.loads(str(file[name])) != own -> if False",
     "read_demo, NaN: if not all(np.isfinite -> if False and not all(np.isfinite",
-    "PPODBuffer.load_supplementary_demos, ends the run: except UserError as error -> except KeyError as error",
+    "PPODBuffer.load_supplementary_demos, ends the run: except (OSError, UserError) -> except KeyError",
 )
 def test_bad_demo_files(script, tmp_path, monkeypatch, capsys):
     """A bad file is skipped with a line that names it and what is wrong; nothing in it is unpickled."""
@@ -742,6 +742,7 @@ def test_supplementary_and_saved_demos(script, tmp_path, monkeypatch, capsys):
     counts, state = [], store(script).state_dict()
     write(script, "new/a.npz")
     Path("new/b.npz").write_bytes(b"half")
+    Path("new/folder.npz").mkdir()
     for step in range(4):
         if step == 2:
             write(script, "new/b.npz", episode_return=0.5)
@@ -751,7 +752,7 @@ def test_supplementary_and_saved_demos(script, tmp_path, monkeypatch, capsys):
         demos.load_supplementary_demos()
         counts.append(len(demos.reward_demos))
         state = demos.state_dict()
-    assert counts == [1, 1, 2, 2] and capsys.readouterr().err.count("skipped") == 1
+    assert counts == [1, 1, 2, 2] and capsys.readouterr().err.count("skipped") == 1 + 4
     reward = [make_demo(script, total=t) for t in (2.0, 4.0, 3.0)] + [make_demo(script, total=9.0, human=True)]
     value = [make_demo(script, length=n, max_value=v) for n, v in ((3, 0.1), (5, 0.3), (4, 0.2))]
     given = {"num_agent_demos_to_save": 2, "target_agent_demos_dir": "best", "save_demos_every": 2, "env_id": "none"}
@@ -836,3 +837,12 @@ def test_a_run_folder_does_not_say_where_demos_are_written(script, tmp_path):
     assert again.seed == 7 and again.target_agent_demos_dir is None
     given = script.tuned("--resume", str(tmp_path), "--target-agent-demos-dir", "here")
     assert given.target_agent_demos_dir == "here"
+
+
+@catches('code_flags, asks for its own wrappers: own.get("wrappers") -> None')
+def test_own_wrappers_need_not_be_given_again(script):
+    """GoalReward stands in TUNED; with other wrappers, or none of TUNED's, a config.json is a stranger's."""
+    own = script.tuned("MountainCar-v0")
+    assert script.code_flags(own) == []
+    assert script.code_flags(replace(own, wrappers=("ppod.GoalReward", "os.system")))[-1] == "os.system"
+    assert script.code_flags(replace(own, env_id="CartPole-v1"))[-1] == "ppod.GoalReward"
