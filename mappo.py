@@ -10,10 +10,11 @@
 A team of n agents shares one reward, the sum of theirs. Each agent acts only on its own observation
 o^i. During training, one critic V sees the state s of the whole team. Every agent does PPO, with its
 own ratio r^i, but with one advantage A for all: that of the team's return. (With --state-type FP each
-agent has its own estimate of A; with --agent-rewards as well, its own rewards.) Entropy is rewarded.
+agent has its own estimate of A; with --agent-rewards as well, its own rewards.) A is normalised, the
+dead are left out, and entropy is rewarded.
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ]   (arXiv 2103.01955, appendix A)
-    r^i = pi(a^i|o^i) / pi_old(a^i|o^i);   A is normalised before, and the sum leaves out the dead
+    r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
 HAPPO updates separate policies one after the other, in random order. For the next policy, A is
 multiplied by the ratios r^j of all policies j updated before it: it learns what pays with these
