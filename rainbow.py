@@ -11,7 +11,7 @@ Each is a switch. With all six off and equal settings, it is dqn.py --no-double.
 the target network, a copy of Q that lags behind.
 
     --double          Q chooses the next action, Q' evaluates it         (arXiv 1509.06461)
-    --prioritized     draws larger errors more often                     (arXiv 1511.05952)
+    --prioritized     draws transitions of large error more often        (arXiv 1511.05952)
     --dueling         Q is the state's value plus the action's advantage (arXiv 1511.06581)
     --multi-step      a target sums n rewards before it asks Q'          (arXiv 1710.02298, eq. 2)
     --distributional  learns how likely each return is, not the mean     (arXiv 1707.06887)
@@ -658,7 +658,7 @@ def train(args):
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # one draw for Q(s, a) and a*; arXiv 1706.10295: two
+                    agent.draw_noise(rng)  # one draw for Q(s, a) and a*; arXiv 1706.10295 draws two
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -1295,7 +1295,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # lets long episodes end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()

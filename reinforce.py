@@ -802,7 +802,7 @@ class Run:
         is_due = lambda every, last: finished or self.step // every > last // every
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
-        saves = saves and (finished or self.has_ended.all())  # long episodes can end
+        saves = saves and (finished or self.has_ended.all())  # lets long episodes end
         if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
             self.check_alone()
             mean = self.mean_return()
