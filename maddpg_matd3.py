@@ -661,12 +661,12 @@ ALGORITHMS = {
 }
 # Tuned settings per environment; flags win over them. docs/maddpg_matd3.md has their scores.
 PARTICLES = {"env_kwargs": '{"continuous_actions": true}', "num_envs": 8, "gamma": 0.95, "tau": 0.01}
-FASTER = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "train_frequency": 2}
+PARTICLES |= {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "anneal_lr": True, "train_frequency": 2}
 TUNED = {
-    "mpe2.simple_spread_v3": PARTICLES | {"share_policy": True, "total_timesteps": 50_000},
-    "mpe2.simple_speaker_listener_v4": PARTICLES | FASTER | {"anneal_lr": True, "total_timesteps": 100_000},
-    "mpe2.simple_reference_v3": PARTICLES | FASTER | {"share_policy": True, "n_step": 3, "exploration_noise": 0.3,
-                                                      "total_timesteps": 80_000},
+    "mpe2.simple_spread_v3": PARTICLES | {"share_policy": True, "total_timesteps": 120_000},
+    "mpe2.simple_speaker_listener_v4": PARTICLES | {"total_timesteps": 100_000},
+    "mpe2.simple_reference_v3": PARTICLES | {"share_policy": True, "n_step": 3, "exploration_noise": 0.3,
+                                             "total_timesteps": 240_000},
 }  # fmt: skip
 
 
