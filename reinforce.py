@@ -19,7 +19,7 @@ steps and bootstraps: the critic's value stands for all that follows (arXiv 1602
 
     python reinforce.py                  # CartPole-v1, under a minute
     python reinforce.py --baseline none  # the same without a critic
-    python reinforce.py --n-step 5 --learning-rate 1e-3 --no-norm-adv  # A2C; CartPole is tuned to 5e-3
+    python reinforce.py --n-step 32 --no-norm-adv  # A2C
     python reinforce.py --evaluate runs/DIR --render
 
 Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C arXiv 1602.01783. The algorithm ends

@@ -189,12 +189,13 @@ def unknown(script):
 
 def effects():
     """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, what harms most first."""
-    found = {key: statistics.mean(entry["returns"]) for key, entry in read("settings").items()}
+    found = {key: dict(zip(entry["seeds"], entry["returns"], strict=True)) for key, entry in read("settings").items()}
     rows = {}
-    for key, score in found.items():
+    for key, scores in found.items():
         name, dashes, change = key.partition(" --")
-        if dashes:
-            chance, defaults = found[f"{name} random"], found[f"{name} defaults"]
+        if dashes:  # with the seeds that the change has, since those of the defaults differ much
+            keys = key, f"{name} defaults", f"{name} random"
+            score, defaults, chance = [statistics.mean(found[other][seed] for seed in scores) for other in keys]
             rows.setdefault(f"--{change}", {})[name] = (score - chance) / (defaults - chance)
     return dict(sorted(rows.items(), key=lambda row: min(row[1].values())))
 
