@@ -726,7 +726,8 @@ TUNED = {
     "mpe2.simple_spread_v3": PARTICLES,
     "mpe2.simple_reference_v3": PARTICLES | {"action_factor": 5, "num_envs": 64, "ent_coef": 0.003,
                                              "total_timesteps": 1_000_000},
-    "mpe2.simple_speaker_listener_v4": PARTICLES | {"share_policy": False},
+    "mpe2.simple_speaker_listener_v4": PARTICLES | {
+        "share_policy": False, "num_envs": 64, "ent_coef": 0.03, "total_timesteps": 400_000},
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
 
