@@ -338,9 +338,9 @@ class OffPolicyBuffer:
 
         slot   0  2  4  6    environment 0: its episode ends in slot 2; slot 6 is its newest
         slot   1  3  5  7    environment 1: its episode ends in slot 5
-        from slot 1: reward r_1 + gamma r_3 + gamma^2 r_5, discount gamma^3
-        from slot 4: reward r_4 + gamma r_6, discount gamma^2: slot 6 is the newest
-        from slot 2: reward r_2, discount gamma: the episode ends there
+        from slot 1: reward r1 + γ r3 + γ² r5, discount γ³
+        from slot 4: reward r4 + γ r6, discount γ²: slot 6 is the newest
+        from slot 2: reward r2, discount γ: the episode ends there
     """
 
     def __init__(self, capacity, num_envs, num_agents, streams, row_size, action_size, n_step=1, gamma=0.99):

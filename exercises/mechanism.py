@@ -99,7 +99,8 @@ class Task:
         general, *own = self.task.split(" | ")
         own = dict(part.split(": ", 1) for part in own)
         text = own.get(name, "") if name else general
-        return [each[0].upper() + each[1:] for each in re.split(r"(?<=[.?!]) (?=[A-Z`])", text) if each]
+        sentences = re.split(r"(?<=[.?!]) (?=[A-Z`])", text)
+        return [each if re.match(r"\w*[_.(]", each) else each[:1].upper() + each[1:] for each in sentences if each]
 
     def calls(self):
         """All its Cases: those that are written down, then the random inputs, always the same ones."""

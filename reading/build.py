@@ -10,6 +10,7 @@ has their form.
 
 import ast
 import html
+import io
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from types import SimpleNamespace
 
 import jinja2
 import numpy as np
+import torch
 import tyro
 from markdown_it import MarkdownIt
 
@@ -75,7 +77,7 @@ class Script:
         self.story = self.text[: self.text.index("\n# =====")].count("\n") + 1  # its last line
         self.title, _, self.doc = ast.get_docstring(tree).partition("\n\n")
         self.units = list(self.cut(tree.body[1:]))
-        self.rest = unit_of("helpers", self.story + 1, len(self.lines) - 1)
+        self.rest = unit_of("helpers", self.story + 1, len(self.lines) - 1, "\n".join(self.lines[self.story :]))
         self.find = {unit.name: unit for unit in [self.rest, *self.units]}
         for test in ast.parse(self.tests).body:
             if getattr(test, "name", "").startswith("test_"):
@@ -119,6 +121,16 @@ class Script:
             texts = {"section": section, "intro": intro, "doc": doc, "hidden": hidden}
             yield unit_of(name, first, first + source.count("\n"), source, **texts)
 
+    def methods(self):
+        """{.name: address} of the methods whose name tells the class: others have no such method or attribute."""
+        count = Counter(name.rpartition(".")[2] for name in self.find if "." in name)
+        others = dict, str, set, np.ndarray, io.TextIOBase, torch.nn.Module
+        is_clear = lambda name: (
+            not (any(hasattr(x, name) for x in others) or re.search(rf"self\.{name}\b =", self.text))
+        )
+        names = {name.rpartition(".")[2]: name for name in self.find if "." in name}
+        return {f".{name}": f"#{full}" for name, full in names.items() if count[name] == 1 and is_clear(name)}
+
     def numbers(self, name):
         """({argument or result: its numbers}, {other arguments}) of a function's first call in a lesson."""
         returned = re.findall(r"(?m)^    return (.*)", self.find[name].source)[-1].split(", ")
@@ -135,9 +147,10 @@ class Script:
             where, what, old, new = re.match(r"([\w.]+), (.*?): (.*) -> (.*)", text, re.S).groups()
             unit = self.find.get(where) or self.find.get(where.rpartition(".")[0]) or self.rest
             places[unit.name] += 1
-            begin = unit.source.find(old) + len(old) - len(old.lstrip())
+            begin = unit.source.find(f" {where.rpartition('.')[2]}(") if unit is self.rest else 0
+            begin = unit.source.find(old, max(begin, 0)) + len(old) - len(old.lstrip())
             line = unit.first + unit.source[: max(begin, 0)].count("\n")
-            if not NO_HUMAN.search(new):
+            if not NO_HUMAN.search(new) and text not in (mistake[0] for mistake in unit.mistakes):
                 unit.mistakes.append((text, where, what, old.strip(), new.strip(), line))
         if by_hand(self.tests.split("\n"), test.lineno):
             used = {x.attr for x in ast.walk(test) if isinstance(x, ast.Attribute)}
@@ -218,7 +231,7 @@ def build(folder: Path = REPO / "site", names: tuple[str, ...] | None = None):
         LINKS.clear()
         LINKS.update({name.rpartition(".")[2]: f"#{name}" for name in [*script.find][::-1]})
         LINKS.update({name: f"#{name}" for name in script.find})
-        links = {"." * ("." in href) + name: href for name, href in LINKS.items() if "." not in name}
+        links = {name: f"#{name}" for name in script.find if "." not in name} | script.methods()
         site.write(script.name, script=script, markup=highlight(script.text, links=links))
     LINKS.clear()
     LINKS.update({f"{name}.py": f"{name}.html" for name in site.scripts})

@@ -186,7 +186,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
       const L = (x) => -compute.policy_loss({ log_ratios: [Math.log(x)], ...given });
       const xs = range(181).map((k) => 0.2 + k / 100), isFlat = A > 0 ? r > 1 + ε : r < 1 - ε;
       const series = { thin: xs.map((x) => [x, x * A]), thick: xs.map((x) => [x, L(x)]) };
-      const way = isFlat ? "It is clipped: <b>no gradient</b>."
+      const way = isFlat || !A ? `${A ? "It is clipped" : "A is 0"}: <b>no gradient</b>.`
         : `The gradient makes the action ${A > 0 ? "more" : "less"} likely.`;
       return [lines("the ratio r; thin: r A", series, [0.2, -4], [2, 4], [r, L(r)]), `min(r A, clip(r) A) = min(${short(r * A)},
         ${short(clamp(r, 1 - ε, 1 + ε) * A)}) = <b>${short(L(r))}</b>. ${way}`];
@@ -232,7 +232,7 @@ const FIGURES = { // by the function beside which a figure stands, with the call
           row.reset_rows[env] ? "reset" : `r = ${r}${end(row.terminated[env], row.truncated[env])}`, "on"));
         const windows = buffer.stored.slice(before).map(([, , R, , isOver, discount, env, length]) => {
           const first = t - length + 1, x = 10 + 170 * first, y = 26 + 110 * env + 21 * first;
-          const words = short(R) + (isOver ? "" : ` + ${short(discount)} V(s′)`);
+          const words = short(R) + (isOver ? "" : ` + ${short(discount)} Q′(s′, a*)`);
           return rect(x, y, 170 * length - 10, 18, `s${env}`) + text(x + 85 * length - 5, y + 13, words);
         });
         return [...steps, ...windows].join("");
@@ -247,14 +247,15 @@ const FIGURES = { // by the function beside which a figure stands, with the call
       const tree = new compute.SumTree({ ...made, alpha });
       tree.update({ slots, errors });
       const [drawn, weights] = tree.sample({ ...draws, beta });
-      const labels = errors.map((e, i) => `slot ${i}: error ${short(e)}`);
+      const label = (e, i) => `slot ${i}: error ${short(e)}${drawn.includes(slots[i]) ? "" : ", not drawn"}`;
+      const labels = errors.map(label);
       const P = tree.p.map((x) => x / sum(tree.p)), w = slots.map((slot) => weights[drawn.indexOf(slot)] ?? 0);
       return [bars({ P, w }, labels), `P: the probability of a slot. w: its weight, in a batch of
-        ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1 undoes the bias.`];
+        ${drawn.length} draws, slots ${list(drawn)}. α = 0 draws uniformly; β = 1
+        weighs by 1 / P, divided by the largest weight of the batch.`];
     });
   },
-  q_learning_target(place, [[, { discount }], ...calls]) { // 4 × 6 places; −1 a step, −100 for a fall
-    const [, { epsilon }] = calls.find(([name]) => name === "expected_sarsa_target");
+  q_learning_target(place) { // 4 × 6 places; −1 a step, −100 for a fall
     const methods = ["q_learning", "sarsa", "expected_sarsa"], arrows = "↑→↓←";
     const isCliff = (i) => i > 18 && i < 23;
     const greedy = (i) => range(4).filter((k) => q[i][k] === Math.max(...q[i]));
@@ -275,10 +276,13 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         = <b>${short(q[s][a])}</b>.`;
       [s, a, episodes] = isOver ? [18, choose(18, ε), episodes + 1] : [next, next_action, episodes];
     };
-    const play = (...given) => { for (const until = episodes + 100; episodes < until;) step(...given); };
+    const play = (...given) => {
+      const until = episodes + 100;
+      for (let i = 0; i < 1e5 && episodes < until; i++) step(...given);
+    };
     begin();
     const names = ["Q-learning", "Sarsa", "expected Sarsa"];
-    const rates = { ε: [0.05, 1, epsilon], α: [0, 1, 0.5], γ: [0, 1, discount] };
+    const rates = { ε: [0.05, 1, 0.1], α: [0.05, 1, 0.5], γ: [0, 1, 1] };
     const sliders = { ...rates, target: [0, 2, 0, 1, names] };
     const buttons = { "One step": step, "100 episodes": play, "Begin anew": begin };
     figure(place, "a table that learns to walk along a cliff", sliders, () => {
@@ -328,8 +332,9 @@ const FIGURES = { // by the function beside which a figure stands, with the call
         const [[[action]], [log_density]] = compute.squashed_gaussian(given);
         return [action, Math.exp(log_density)];
       });
-      const [a, density] = points[200].map(short);
-      return [lines("the action", { thick: points }, [-1, 0], [1, 2.5], points[200]), `In the middle of the Gaussian,
+      const [a, density] = points[200].map(short), top = Math.max(...points.map(([, y]) => y));
+      const picture = lines(`the action; highest: ${short(top)}`, { thick: points }, [-1, 0], [1, top], points[200]);
+      return [picture, `In the middle of the Gaussian,
         u = ${short(m)}, the action is ${a} and its density ${density}. A wide one piles up at the bounds.`];
     });
   },

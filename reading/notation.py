@@ -133,6 +133,17 @@ def inline(text):
     return re.sub(kept, r'<span class="kept">\g<0></span>', parts + escape(text[at:], quote=False))
 
 
+def instructions(sentences):
+    """What an exercise asks for, as HTML: there names of Python have no backticks."""
+    names = r"`[^`]+`|\b(?:epsilon_\w\w+|[A-Za-z]{2,}\w*(?:\.\w+)+)"
+    return inline(re.sub(names, lambda match: f"`{match[0].strip('`')}`", " ".join(sentences)))
+
+
+def unlinked(markup):
+    """HTML without its links, to stand in one itself."""
+    return re.sub("</?a[^>]*>", "", markup)
+
+
 # --------------------------------------------------------------------------------------- docstrings
 SOURCE = re.compile(r"\([^()]*(?:[A-Za-z]{3}|eq\.)[^()]*\)[.,]?")  # behind an equation: where it is from
 

@@ -88,7 +88,7 @@ def linear_agent(script):
     "update_actor, learns from what was done: actor_loss(agent.actor, -> "
     "actor_loss(lambda obs: batch.actions + 0 * agent.actor(obs),",
     "update_actor, its loss goes into the critic: backward(inputs=list(agent.actor.parameters())) -> backward()",
-    "update_actor, both critics judge the actor: loss = actor_loss(agent.actor, agent.critics[0], batch.obs) -> "
+    "update_actor, the second critic is asked in vain: loss = actor_loss(agent.actor, agent.critics[0], batch.obs) -> "
     "loss = [actor_loss(agent.actor, critic, batch.obs) for critic in agent.critics][0]",
     "bellman_targets, with gradients: with torch.no_grad(): -> if True:",
 )
@@ -96,9 +96,10 @@ def test_an_update(script):
     """s = 1, a = 0.5, r = 1, s' = 2, gamma = 0.5, no target noise, mu'(s') = 0.
 
     Q'_1 = 2 * 2 = 4, Q'_2 = 2: y = 1 + 0.5 * 2 = 2.
-    Q_1 = 1 + 2 * 0.5 = 2, error 0: no gradient. Q_2 = -3 * 0.5 = -1.5, error -3.5, loss 12.25; dL/dQ_2 = -7, so that
-    dL/d(c, d, e)_2 = -7 (s, a, 1): all negative, and Adam's first step is +0.01 on each of them.
-    The actor: J = Q_1(s, mu(s)) = 1 + 2 tanh 0.5; dJ/d(w, b) = 2 (1 - mu^2) (s, 1) > 0: Adam's step is +0.1 on both.
+    Q_1 = 1 + 2 * 0.5 = 2, error 0: no gradient. Q_2 = -3 * 0.5 = -1.5, error -3.5, loss 12.25, slope -7. Its
+    critic c s + d a + e has the slopes -7 (s, a, 1): all negative, and Adam's first step is +0.01 on each of c, d, e.
+    The actor tanh(w s + b): J = Q_1(s, mu(s)) = 1 + 2 tanh 0.5; its slopes in w and b are 2 (1 - mu^2) (s, 1) > 0, so
+    that Adam's step is +0.1 on both.
     Targets move a quarter of the way: w' = 0.25 * 0.6, c'_1 = 0.75 * 2 + 0.25 * 1, …
     """
     numbers_of = lambda network: flat(network).tolist()

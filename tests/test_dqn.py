@@ -165,6 +165,7 @@ def add(buffer, numbers, ends=None, reset_rows=None):
 )
 def test_ring(script):
     """Capacity 4, two environments. The third step overwrites the first; its first row only resets, and is left out.
+    t: terminated, c: cut off.
 
     step       1      2        3             4                 5
     stored     1 2    3t 4c    a reset, 6    only resets       7 8

@@ -55,8 +55,8 @@ def test_gradient(script):
     One pair, fitnesses 1 and 3 of eps = 1 and -1:   1 x 1 + 3 x (-1) = -2, over 2 x 0.5.
     Two pairs, 4, 1 of ±(1, 0) and 0, 2 of ±(1, 3):  (3 (1, 0) - 2 (1, 3)) / (4 x 0.5) = (1, -6) / 2.
 
-    Of a quadratic function, -1/2 (x - c)' A (x - c), the directions sqrt(3) e_k, for which sum eps eps' / 3 = 1, give
-    the exact gradient, -A (theta - c), about (-0.05, -2.9, 5.3).
+    Of a quadratic function, -1/2 (x - c)ᵀ A (x - c), the directions sqrt(3) e_k, for which sum eps eps' / 3 = 1, give
+    the exact gradient, -A (theta - c) = (0.05, -2.8, 5.31).
     """
     close(script.es_gradient(np.array([1.0, 3.0]), np.ones((1, 1)), 0.5), [-2.0])
     noise = np.array([[1.0, 0.0], [1.0, 3.0]])
@@ -121,7 +121,7 @@ def test_ars(script):
     """Pairs (4, 0), (1, 2), (0, 3), (-20, 2.5): their better returns are 4, 2, 3, 2.5, the best two those of the first
     and the third. The returns used, 4, 0, 0, 3: mean 1.75, variance (2.25² + 2 x 1.75² + 1.25²) / 4 = 3.1875.
 
-        (4 (1, 0) - 3 (1, 1)) / (2 x sqrt(3.1875)) = (1, -3) / 3.570714
+        (4 (1, 0) - 3 (1, 1)) / (2 sqrt(3.1875)) = (1, -3) / 3.570714
 
     All four: 4 (1, 0) - (0, 1) - 3 (1, 1) - 22.5 (2, 0) = (-44, -4); mean -7.5 / 8, variance 436.25 / 8 - 0.9375² =
     53.652344; 4 x sqrt(53.652344) = 29.299104.
@@ -204,7 +204,8 @@ def test_two_policies_side_by_side(script):
     Second policy, x = (2, 1):  h = tanh(0 x 2 + 1 x 1 + 1) = 0.964028   outputs (1, -1) h + (0, 0)
     The first one for both:     h = 0; tanh(2 - 1) = 0.761594            outputs (5, 6); (3, 4) h + (5, 6)
 
-    Untrained: W W' = 2 for the first layer's weights (3 x 2: W'W), all else 0, so that the first action is taken.
+    Untrained: the columns of the first layer's weights have length sqrt 2 and are at right angles. All else is 0, so
+    that the first action is taken.
     """
     policy = policy_for(script, hidden_sizes=(1,))
     thetas = torch.tensor([[1, 0, -1, 3, 4, 5, 6.0], [0, 1, 1, 1, -1, 0, 0]])

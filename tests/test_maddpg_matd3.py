@@ -54,7 +54,7 @@ by_slot = lambda *numbers: np.reshape(numbers, (-1, 2, 1))  # two environments
     "OffPolicyBuffer.windows, one step too few: range(self.n_step - 1) -> range(self.n_step - 2)",
     "OffPolicyBuffer.windows, sums beyond the newest:  & (last != newest) -> ",
     "OffPolicyBuffer.windows, stops at the last slot: (last != newest) -> (last != newest) & (last != self.steps - 1)",
-    "OffPolicyBuffer.windows, the newest step of the first: (self.positions[e] - 1) -> (self.positions[0] - 2)",
+    "OffPolicyBuffer.windows, the first one's last but one: (self.positions[e] - 1) -> (self.positions[0] - 2)",
     "OffPolicyBuffer.get, dones for terminated: terminated=self.terminated[ -> terminated=self.dones[",
     "OffPolicyBuffer.get, the first step's termination: self.terminated[last, e, g] -> self.terminated[t, e, g]",
     "OffPolicyBuffer.get, row after the first step: self.next_rows[last, e] -> self.next_rows[t, e]",

@@ -216,7 +216,7 @@ def test_what_the_critic_sees(script):
     "ValueNorm.mean_and_std, not debiased: max(self.weight.item(), 1e-5) -> 1.0",
     "ValueNorm.mean_and_std, no floor: max(variance, 1e-2) -> variance",
     "ValueNorm.update, forgetful: lerp_(returns.mean(), 1 - self.beta) -> copy_(returns.mean() * self.weight)",
-    "ValueNorm.update, mean of squares for square of means: returns.square().mean() -> returns.mean().square()",
+    "ValueNorm.update, square of the mean for mean of squares: returns.square().mean() -> returns.mean().square()",
 )
 def test_value_norm(script):
     """beta = 0.9. At first mean 0 and variance 0.01 (its floor). After [1, 3]: mean 2, E[R²] = 5, variance 1.
@@ -496,7 +496,7 @@ def test_training_equals_its_definition(script):
 @slow
 @catches(
     "TeamBuffer.insert_results, truncation terminates: = terminated[:, None] -> = (terminated | truncated)[:, None]",
-    "TeamBuffer.critic_steps, denormalised twice: denormalize(outputs) -> denormalize(10 * outputs)",
+    "TeamBuffer.critic_steps, of ten times the outputs: denormalize(outputs) -> denormalize(10 * outputs)",
     "TeamBuffer.critic_steps, another environment: on_device(self.rewards) -> on_device(self.rewards).roll(1, 1)",
     "TeamBuffer.critic_steps, values kept denormalised: values=outputs[:-1] -> values=v[:-1]",
     "TeamBuffer.critic_steps, last row not denormalised: v[1:], -> torch.cat([v[1:-1], outputs[-1:]]),",
@@ -775,7 +775,7 @@ class Tenfold(BaseParallelWrapper):
 @catches(
     "TeamEnv.__init__, counted outside: self.counter = TeamReturn(env) -> self.counter = TeamReturn(wrappers[0](env))",
     "TeamReturn.reset, episodes add up: self.true_return = 0.0 -> self.true_return = getattr(self, 'true_return', 0.0)",
-    "TeamEnv.step, the limit is of what was learnt: self.true_return >= -> 10 * self.true_return >=",
+    "TeamEnv.step, the limit is of ten times the return: self.true_return >= -> 10 * self.true_return >=",
 )
 def test_returns_are_true_ones(script):
     """The team gets 3 a step, and learns from 30. Its return is 9 after 3 steps, where the limit is."""

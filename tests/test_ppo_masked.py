@@ -53,8 +53,9 @@ CASES = [  # sizes, logits, mask; valid actions, the best first; its log-prob an
 
 
 @catches(
-    "MaskedCategorical.__init__, published, zeros in the softmax and not renormalised: factor.log_softmax(-1) -> "
-    "(factor.nan_to_num(neginf=0).softmax(-1) * factor.isfinite()).clamp(min=2**-23).log()",
+    "MaskedCategorical.__init__, published, zeros in the softmax and not renormalised: torch.where(mask, logits, "
+    "-torch.inf)\n        self.log_probs = [factor.log_softmax(-1) for factor in logits.split(sizes, -1)] -> "
+    "logits.softmax(-1)\n        self.log_probs = [p.clamp(min=1e-7).log() for p in (logits * mask).split(sizes, -1)]",
     "MaskedCategorical.__init__, -10 added: torch.where(mask, logits, -torch.inf) -> logits - 10.0 * ~mask",
     "MaskedCategorical.__init__, True means invalid: (mask, logits, -torch.inf) -> (mask, -torch.inf, logits)",
     "MaskedCategorical.__init__, masks in another order: mask.bool() -> torch.cat(mask.split(sizes, -1)[::-1], -1) > 0",

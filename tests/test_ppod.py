@@ -193,7 +193,7 @@ def test_the_lists(script):
 def test_without_threshold_a_return_must_be_positive(script):
     """Room for five; two supplementary demos return 0 and -3. Until both are gone, any positive return will do.
 
-    rho grows by 0.3/5 where there are value demos. The columns are those of test_the_lists.
+    rho grows by 0.3/5 where there are value demos.
     """
     demos = store(script, demo_capacity=5)
     demos.add_reward_demo(make_demo(script, 9, 0.0))
@@ -261,7 +261,7 @@ def test_what_an_episode_becomes(script):
     "PPODBuffer.insert_replays, the agent's actions: buffer.actions[t, i] = demo.actions[at] -> pass",
     "SequenceBuffer.log_probs_and_values, in doubt: log_probs[self.replayed] = agent.certain_log_prob() -> pass",
     "SequenceBuffer.compute_advantages, ends exchanged: terminated, truncated\n -> truncated, terminated\n",
-    "SequenceBuffer.compute_advantages, gamma for lambda: args.gamma, args.gae_lambda -> args.gamma, args.gamma**2",
+    "SequenceBuffer.compute_advantages, gamma for lambda: args.gamma, args.gae_lambda -> args.gamma, args.gamma",
     "RecurrentAgent.certain_log_prob, density 1: if not self.continuous -> if True",
     "RecurrentAgent.certain_log_prob, of a unit Gaussian: self.log_std + 0.5 -> 0 * self.log_std + 0.5",
 )
@@ -270,7 +270,7 @@ def test_replayed_rows(script):
 
     delta = (0 + 0.2/2 - 0.1, 0 + 0.3/2 - 0.2, 1 - 0.3) = (0, -0.05, 0.7); A_2 = 0.7, A_1 = -0.05 + 0.7/2 = 0.3,
     A_0 = 0.3/2 = 0.15. Log-probs are 0, so that the ratio is pi itself. Row 0 is the reset row before: there the agent
-    itself played 0, of probability 0.3. A Gaussian of deviations 2 and 1 has the density 1 / (2 pi 2 1) at its mean.
+    itself played 0, of probability 0.3. At its mean, a Gaussian of deviations 2 and 1 has density 1 / (2 pi * 2 * 1).
     """
     agent = script.RecurrentAgent(LINE, TWO, script.Args(recurrent=False, hidden_sizes=()))
     agent.critic.weight.data[:], agent.critic.bias.data[:] = 0.1, 0.1

@@ -108,7 +108,7 @@ def chain(script, tables, *worlds, rng=None, **given):
     "play_episode, learning rate ignored: += learning_rate * td_error -> += td_error",
     "play_episode, wrong sign: target - q[state][action] -> q[state][action] - target",
     "play_episode, next state's row updated: q[state][action] += -> q[next_state][action] +=",
-    "play_episode, errors with their signs: td_error=abs(td_error) -> td_error=-td_error",
+    "play_episode, errors with turned signs: td_error=abs(td_error) -> td_error=-td_error",
     "play_episode, step not counted: run.step += 1 -> run.step += 0",
     "play_episode, return of the last step: total += reward -> total = reward",
     "play_episode, limit ignored: range(args.max_episode_steps or 27_000) -> range(9)",

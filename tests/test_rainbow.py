@@ -68,7 +68,8 @@ def test_project_keeps_probability_and_mean(script):
     "outside_support, the end itself counts: > support[-1] + margin -> >= support[-1]",
 )
 def test_outside_support(script):
-    """The same p and y. With r = 1.5 only y = 2.5 is beyond, and has 0.1; with r = -2.5, y = -3.5, -3, -2.5: 0.7.
+    """p = (0.1, 0.2, 0.4, 0.2, 0.1) on z = (-2, -1, 0, 1, 2); y = r + 0.5 z. With r = 1.5 only y = 2.5 is beyond, and
+    has 0.1; with r = -2.5, y = -3.5, -3, -2.5: 0.7.
 
     r = 1: y = 2 falls on the end, and is not beyond. r = 3: all of it if it terminated, else what is above 2: 0.9.
     """
@@ -191,7 +192,7 @@ def add(buffer, rewards, ends="", resets=""):
     "NStepBuffer.write, always gamma^n: self.gamma ** len(steps) -> self.gamma**self.n_step",
 )
 def test_n_step_windows(script):
-    """n = 3, gamma = 0.5, two environments; the first terminates in step 1, the second is truncated in step 2.
+    """n = 3, gamma = 0.5, two environments; the first terminates in step 1 (t), the second is cut off in step 2 (c).
 
     rewards  step   0   1   2      3      slots 0, 1: 1 + 0.5 x 2 = 2 and 2, both over with step 1
           env 0     1   2t  reset  4      slot 2: 10 + 0.5 x 20 + 0.25 x 30 = 27.5, three steps, gamma^3 = 0.125

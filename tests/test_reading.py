@@ -113,7 +113,7 @@ def test_nothing_is_lost(site, pages, name):
     lessons = re.findall(r"^def (test_\w+)", script.tests[rulers[0] : rulers[1]], re.M)
     assert lessons and all(page.ids[x] == 1 for x in lessons)
     decorators = [x for test in ast.parse(script.tests).body for x in getattr(test, "decorator_list", [])]
-    texts = [ast.literal_eval(y) for x in decorators if ast.unparse(x).startswith("catches(") for y in x.args]
+    texts = {ast.literal_eval(y) for x in decorators if ast.unparse(x).startswith("catches(") for y in x.args}
     known = [text for text in texts if not build.NO_HUMAN.search(text.split(" -> ")[1])]
     assert page.raw.count("<ins>") == len(known) > len(texts) / 2
 
@@ -230,7 +230,7 @@ def test_figures_begin_with_the_lesson_and_can_be_moved(figures):
     assert "A4 = 4 + 0.25 · 5 + 0.063 · 4 = 5.5" in first["compute_gae"]
     assert "= 2.4. It is clipped" in first["policy_loss"] and "v = 3, 3, 6; A = 1.5, 2, 2." in first["compute_vtrace"]
     assert "= 2.5. Double DQN" in first["td_targets"] and "= 1.5." in first["td_targets"]
-    assert "27.5 + 0.125 V(s′)" in first["NStepBuffer"] and "slots 0, 1, 2, 2." in first["SumTree"]
+    assert "27.5 + 0.125 Q′(s′, a*)" in first["NStepBuffer"] and "slots 0, 1, 2, 2." in first["SumTree"]
     for name, _, still in figures["texts"]:  # the cliff's sliders count from the next step on
         assert name == "q_learning_target" and len(still) == 4 or not still, f"{name}: {still} changes nothing"
 

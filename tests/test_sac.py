@@ -51,7 +51,7 @@ def test_squashed_gaussian(script):
 
 
 def test_densities_integrate_to_one(script):
-    """The sum of density x width over all actions from -1 to 1 is 1."""
+    """The sum of density times width over all actions from -1 to 1 is 1."""
     noise = torch.linspace(-9, 9, 4001, dtype=torch.float64)[:, None]
     mean, log_std = (torch.tensor([[number]], dtype=torch.float64) for number in (0.7, -0.2))
     actions, log_probs = script.squashed_gaussian(mean, log_std, noise)
@@ -89,7 +89,7 @@ def test_soft_targets(script):
     "alpha_loss, wrong sign: return -(log_alpha -> return (log_alpha",
     "alpha_loss, target entropy's sign: log_probs.detach() + target -> log_probs.detach() - target",
     "alpha_loss, moves the actor: log_probs.detach() -> log_probs",
-    "alpha_loss, alpha for its logarithm: log_alpha.exp() -> log_alpha",
+    "alpha_loss, the logarithm for alpha: log_alpha.exp() -> log_alpha",
 )
 def test_losses(script):
     """Two rows, alpha = 0.2, log pi = -1 and 0.5. Q = (1, 5) and (3, 4), of which 1 and 4 count:
