@@ -20,7 +20,7 @@ from text import ROOT, text_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLISHED = json.loads((ROOT / "benchmarks/data/published.json").read_text(encoding="utf-8"))
-SCRIPTS = "ppo ppo_masked ppo_rnd dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
+SCRIPTS = "ppo reinforce ppo_masked ppo_rnd dqn rainbow ddpg_td3 sac es qlearning mappo maddpg_matd3".split()
 CHANGED = ", since changed"
 MARK = re.compile(r"<!-- ([\w ]+): (.*?) -->.*?<!-- end -->", re.DOTALL)
 COLUMNS = {  # title: the list of an entry, with an item for each seed, and what is taken of it
@@ -287,7 +287,7 @@ def draw_curves():
         tasks.setdefault(task, {})[colors[side]] = entry
     label = "return of an evaluation (blue: these scripts, orange: Stable-Baselines3, red: SBX, green: CleanRL)"
     draw_panels("peers.png", tasks, label, "log")
-    for script in {*SCRIPTS, "ppod"} - {"ppo_masked"}:  # the figure of its ablation has the curves
+    for script in {*SCRIPTS, "ppod"} - {"ppo_masked", "reinforce"}:  # the figure of its ablation has the curves
         found = {env_id: {"C0": entry} for env_id, entry in read(f"{script}_scores").items() if " " not in env_id}
         draw_panels(f"{script}_curves.png", found, "return")
 

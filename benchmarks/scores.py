@@ -9,7 +9,7 @@ return of 100 further deterministic episodes of its final weights. Runs lie in r
 resumed. Writes benchmarks/results/ppo_scores.json, a seed at a time; skips what is there for the script's text.
 
 --confirm is for scores that were measured on another text of the script. It trains seed 1 for so many steps with the
-commit that was measured, and with today's text. If both give the same return, steps and curve, to the last digit, the
+commit that was measured, and with today's text. If all that metrics.csv has of both is the same, to the last digit, the
 scores hold for today's text as well, and the entry says so.
 """
 
@@ -57,6 +57,13 @@ def measure(script, env_id, seed, flags, text):
     return figures | {"curves": thin([row for row in rows if row[1] == row[1]])}  # NaN: no episode was over
 
 
+def metrics_of(folder):
+    """{column: its texts} of a run's metrics.csv."""
+    with (folder / "metrics.csv").open() as file:
+        head, *rows = csv.reader(file)
+    return dict(zip(head, zip(*rows, strict=True), strict=True))
+
+
 def random_return(script, env_id):
     """The mean return of 100 episodes of random actions; of a team, the sum over agents."""
     module = import_module(Path(script).stem)
@@ -83,9 +90,13 @@ def confirm(name, key, stamped, steps):
         return False  # of a file that was not committed, or hashed in another way
     if lengths_of(measured, env_id) != lengths_of(stamped["script"], env_id):
         return False
-    texts = {measured: entry["text"], stamped["script"]: stamped["text"]}
-    runs = [measure(script, env_id, 1, f"{flags} --total-timesteps {steps}", text) for script, text in texts.items()]
-    same = all(runs[0][field] == runs[1][field] for field in ("returns", "steps", "curves"))
+    flags = f"{flags} --total-timesteps {steps}"
+    runs = []
+    for file, text in ((measured, entry["text"]), (stamped["script"], stamped["text"])):
+        measure(file, env_id, 1, flags, text)
+        runs.append(metrics_of(folder_of(file, env_id, 1, flags, text)))
+    columns = runs[0].keys() & runs[1].keys() - {"seconds"}
+    same = all(runs[0][column] == runs[1][column] for column in columns)
     if same:
         write(name, read(name) | {key: entry | stamped | {"measured": entry.get("measured", entry["commit"])}})
     return same

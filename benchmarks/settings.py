@@ -1,6 +1,6 @@
 """What a setting of ppo.py is worth where nobody has tuned: each one halved, doubled or switched.
 
-    python benchmarks/settings.py [--seeds 11 12] [--names NAME …] [--draw]
+    python benchmarks/settings.py [--seeds 11 12] [--names NAME …] [--changes CHANGE …] [--draw]
 
 Four quick environments of unknown.py's choosing half, 100,000 steps each. The effect of a change is the gain over
 random play that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes
@@ -21,6 +21,7 @@ CHANGES = [
     "--learning-rate 1.5e-4", "--learning-rate 6e-4", "--no-normalize-obs", "--no-normalize-reward",
     "--ent-coef 0", "--ent-coef 0.01", "--anneal-lr", "--gamma 0.98", "--gamma 0.995", "--num-steps 512",
     "--num-steps 2048", "--gae-lambda 0.9", "--gae-lambda 0.975", "--clip-coef 0.1", "--clip-coef 0.4",
+    "--init-std 0.37",
 ]  # fmt: skip
 
 
@@ -47,13 +48,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12])
     parser.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
+    parser.add_argument("--changes", nargs="*", default=["random", "defaults", *CHANGES], metavar="CHANGE")
     parser.add_argument("--draw", action="store_true", help="only draw what is measured")
     args = parser.parse_args()
     runs = [
         (seed, change, name)
         for seed in args.seeds
-        for change in ["random", "defaults", *CHANGES]
+        for change in args.changes
         for name in args.names
+        if ENVIRONMENTS[name][0] == "continuous" or "init-std" not in change
     ]
     for seed, change, name in [] if args.draw else runs:
         stamped = stamp("ppo.py", ENVIRONMENTS[name][1])
@@ -62,7 +65,8 @@ def main():
             flags = "" if change in ("random", "defaults") else change
             command = [sys.executable, ROOT / "benchmarks" / "unknown.py", "ppo", "--names", name, "--one", side]
             printed, _ = call(*command, "--seeds", seed, f"--flags={flags}")
-            keep("settings", f"{name} {change}", stamped, seed, json.loads(printed.split("FIGURES")[1]))
+            figures = json.loads(printed.split("FIGURES")[1])
+            keep("settings", f"{name} {change}", stamped, seed, {key: figures[key] for key in ("returns", "seconds")})
     draw()
 
 

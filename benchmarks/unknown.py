@@ -19,12 +19,13 @@ import sys
 import tempfile
 import time
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 from common import ROOT, call, keep, missing, read, stamp, write
 from peers import PEERS
 from results_page import unknown as table_of
-from scores import script_at
+from scores import metrics_of, script_at
 
 sys.path.insert(0, str(ROOT))
 
@@ -83,7 +84,9 @@ def train_ours(script, name, seed, steps, flags):
         module.train(args)
         seconds = time.monotonic() - begun
         agent = module.load(args.run_dir, "last", **settings(name))
-        return {"returns": module.evaluate(agent, args, EPISODES, seed + 20_000)[0], "seconds": seconds}
+        last = {column: texts[-1] for column, texts in metrics_of(Path(args.run_dir)).items() if column != "seconds"}
+        returns, _ = module.evaluate(agent, args, EPISODES, seed + 20_000)
+        return {"returns": returns, "seconds": seconds, "last": last}
 
 
 def play_random(script, name, seed, *_):
@@ -132,14 +135,16 @@ def confirm(script, name, steps):
     entry, stamped = read("unknown")[key], stamp(f"{script}.py", ENVIRONMENTS[name][1])
     if entry["text"] == stamped["text"]:
         return True
-    returns = set()
-    for benchmark in (script_at(entry["commit"], "benchmarks/unknown.py"), __file__):
-        printed, _ = call(sys.executable, benchmark, script, "--names", name, "--one", "ours", "--steps", steps)
-        returns.add(json.loads(printed.split("FIGURES")[1])["returns"])
-    if len(returns) == 1:
+    runs = []
+    for folder in (script_at(entry["commit"], ""), ROOT):
+        command = [sys.executable, __file__, script, "--names", name, "--one", "ours", "--steps", steps]
+        printed, _ = call(*command, "--scripts", folder)
+        runs.append(json.loads(printed.split("FIGURES")[1])["last"])
+    same = all(runs[0][column] == runs[1][column] for column in runs[0].keys() & runs[1].keys())
+    if same:
         stamped["measured"] = entry.get("measured", entry["commit"])
         write("unknown", read("unknown") | {key: entry | stamped})
-    return len(returns) == 1
+    return same
 
 
 def main():
@@ -154,12 +159,17 @@ def main():
     parser.add_argument("--steps", type=int, help="of every run, to try the command; nothing is written")
     parser.add_argument("--confirm", type=int, metavar="STEPS")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the side that this process, started by another one, trains
+    parser.add_argument("--scripts", default=str(ROOT), help=argparse.SUPPRESS)  # the folder of its script
     args = parser.parse_args()
     _, steps, kinds = SCRIPTS[args.script]
     steps = args.steps or steps
     if args.one:
+        sys.path.insert(0, args.scripts)
         figures = SIDES[args.one](args.script, args.names[0], args.seeds[0], steps, args.flags)
-        print("FIGURES", json.dumps({field: float(f"{value:.5g}") for field, value in figures.items()}))
+        last = figures.pop("last", {})
+        print(
+            "FIGURES", json.dumps({field: float(f"{value:.5g}") for field, value in figures.items()} | {"last": last})
+        )
         return
     names = [name for name in args.names if ENVIRONMENTS[name][0] in kinds]
     names = [name for name in names if args.half in (None, "choosing" if name in CHOOSING else "reporting")]
@@ -179,6 +189,7 @@ def main():
             command = [sys.executable, __file__, args.script, "--names", name, "--one", side, "--steps", steps]
             printed, _ = call(*command, "--seeds", seed, f"--flags={args.flags}")
             figures = json.loads(printed.split("FIGURES")[1])
+            del figures["last"]  # row of metrics.csv, for --confirm
             print(key, seed, figures, flush=True)
             if not args.steps:
                 keep("unknown", key, stamped, seed, figures)

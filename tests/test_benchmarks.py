@@ -175,22 +175,24 @@ def test_share(text_of, tmp_path, monkeypatch):
 
 
 def test_confirm(text_of, tmp_path, monkeypatch):
-    """Two texts that train alike carry the entry over, those with another return do not."""
+    """Two texts that train alike carry the entry over, those with another loss do not."""
     monkeypatch.setattr(importlib.import_module("common"), "RESULTS", tmp_path)
     scores = importlib.import_module("scores")
     monkeypatch.setattr(scores, "script_at", lambda commit, script: f"{commit}/{script}")
     monkeypatch.setattr(scores, "text_of", lambda script, env_id: "old")
     monkeypatch.setattr(scores, "lengths_of", lambda script, env_id: lengths[script])
     lengths = {"a1/es.py": ["100"], "es.py": ["100"]}
-    returns = {"a1/es.py": 2.5, "es.py": 2.4}
-    measure = lambda script, *_: {"returns": returns[script], "steps": 10, "curves": [[10, returns[script]]]}
-    monkeypatch.setattr(scores, "measure", measure)
+    losses = {"a1/es.py": "2.5", "es.py": "2.4"}
+    monkeypatch.setattr(scores, "measure", lambda *_: None)
+    monkeypatch.setattr(scores, "folder_of", lambda script, *_: script)
+    metrics = lambda script: {"step": ("1", "2"), "seconds": (script, "3"), "loss": ("0.5", losses[script])}
+    monkeypatch.setattr(scores, "metrics_of", metrics)
     for seed in (1, 2):
         scores.keep("es_scores", "Arm", {"text": "old", "commit": "a1"}, seed, {"returns": 9.0, "seconds": 5})
     new = {"text": "new", "commit": "b2", "script": "es.py"}
     assert not scores.confirm("es_scores", "Arm", new, 100)
     assert scores.read("es_scores")["Arm"]["text"] == "old"
-    returns["es.py"] = 2.5
+    losses["es.py"] = "2.5"
     lengths["es.py"] = ["200"]
     assert not scores.confirm("es_scores", "Arm", new, 100)
     lengths["es.py"] = ["100"]
