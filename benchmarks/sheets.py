@@ -90,7 +90,7 @@ def run_sheet(week):
 def table_of(week, settings):
     """A Markdown table, a row for each setting: seeds, last evaluations, and means of the other figures."""
     columns = [f"`{column}` {words}" for column, (words, _) in COLUMNS.get(week, [])]
-    commits = ", ".join(sorted({run["commit"] for runs in settings.values() for run in runs.values()}))
+    commits = ", ".join(sorted({run["commit"].strip("+") for runs in settings.values() for run in runs.values()}))
     rows = [[f"setting (commit {commits})", "seeds", "last evaluation, mean", "of each seed", *columns]]
     for setting, runs in settings.items():
         seeds = sorted(runs, key=int)

@@ -109,7 +109,7 @@ class Student:
             raise BadInput(f"cannot read {path}: {error}") from None
         if task.blanks and not NUMBERS.exists():
             if not is_begun(task, self.source.decode(errors="replace")):
-                raise BadInput(f"{task.name} has not been begun in {path}: python exercises/start.py {task.name}")
+                raise BadInput(f"{task.name} has not been begun in {path}: {start(task, self.path.parent)}")
 
     def ask(self, folder, **request):
         """The answers of a process, and how it was ended. BadInput if the file cannot be imported."""
@@ -254,11 +254,17 @@ def judge_learning(task, found):
     )
 
 
+def start(task, folder):
+    """The command that begins a task in a folder."""
+    work = "" if str(folder) == "my_work" else f" --work {folder}"
+    return f"python exercises/start.py {task.name}{work}"
+
+
 def work_file(task, folder=None):
     """The Path of the student's file: in `folder`, else in a handout beside this file, else in my_work."""
     path = Path(folder or (HERE if NUMBERS.exists() else "my_work"), task.file)
     if not path.is_file():
-        raise BadInput(f"there is no {path}" + ("" if NUMBERS.exists() else f": python exercises/start.py {task.name}"))
+        raise BadInput(f"there is no {path}" + ("" if NUMBERS.exists() else f": {start(task, path.parent)}"))
     if path.is_symlink():  # it could lead to another's
         raise BadInput(f"{path} is a link; what is judged has to be a file")
     return path

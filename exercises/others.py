@@ -503,7 +503,7 @@ def scaled(*rollouts, gamma=0.5):
             reset_rows = np.isnan(novelty)
             novelty = tensor(np.where(reset_rows, 7.0, novelty))
             result = m.RND.scale(rnd, novelty=novelty, reset_rows=reset_rows, gamma=gamma)
-            found.append([result[tensor(~reset_rows)], rnd.sums])
+            found.append([result[tensor(~reset_rows)], rnd.sums.clone()])
         return found
 
     return call

@@ -124,8 +124,8 @@ exercise(
     cut="ppo.py: compute_gae",
     task="write GAE: its recursion runs backwards in time, and begins with an advantage of 0 after the last row. All "
     "tensors are (T, N): time, environments; terminated and truncated hold booleans; next_values[t] is the value of "
-    "the state that step t led to. A step that terminated has no future: its next value counts for nothing. One that "
-    "was truncated has one. Both cut the sum over t. The returns are advantages + values.",
+    "the state that step t led to. A step that terminated has no future: its next value counts for nothing. A step "
+    "that was truncated has a future. Both cut the sum over t. The returns are advantages + values.",
     cases={
         "no end | eqs. 11 and 16 in the docstring": gae_of(),
         "row 1 terminated | what a terminated step does to its delta, and what it does to the decay": gae_of(DIED),
@@ -236,8 +236,8 @@ exercise(
     cut="sac.py: squashed_gaussian",
     task="write the actions tanh(u), u = mean + sigma noise, and their log-densities. mean, log_std and noise are "
     "(B, D). The logarithm of the slope of tanh has to be right where tanh(u) is rounded to 1 as well: the docstring "
-    "has a form that is; nn.functional.softplus(x) is log(1 + exp(x)). Write the Gaussian's density of u out, its "
-    "logarithm rather. Gradients have to flow.",
+    "has a form that is; nn.functional.softplus(x) is log(1 + exp(x)). Write out the logarithm of the Gaussian "
+    "density of u. Gradients have to flow.",
     cases={
         "in the middle, then beside it | the sign of the correction, and where the Gaussian is looked up": tensors(
             SQUASHED, mean=[[0.0], [1.0]], log_std=[[0.0], [0.0]], noise=[[0.0], [1.0]]
@@ -275,7 +275,7 @@ def masked(logits, mask, actions, **given):
 
     def call(m):
         x = tensor(logits).requires_grad_()
-        pi = m.MaskedCategorical(logits=x, mask=tensor(mask), **given)
+        pi = m.MaskedCategorical(logits=x, mask=mask if mask is None else tensor(mask), **given)
         log_probs, entropies = pi.log_prob(actions=tensor(np.array(actions))), pi.entropy()
         return log_probs, entropies, slopes(log_probs, x), slopes(entropies, x), pi.mode()
 
@@ -309,6 +309,10 @@ exercise(
         "by the logits, the best action) | what happens to the logits before the softmax": masked([ODDS], [DOORS], [1]),
         "two factors with logits 0, log 3 and 0, 0, all valid; actions 1 and 0 | how they are split, and added up": (
             masked([[0.0, math.log(3.0), 0.0, 0.0]], [[True] * 4], [[1, 0]], sizes=[2, 2])
+        ),
+        "logits 0, log 3, 5 without a mask | which choices are valid then": masked([ODDS], None, [1]),
+        "an action that is invalid: whether its log-probability is minus infinity | what log 0 is": (
+            lambda m: m.MaskedCategorical(tensor([ODDS]), tensor([DOORS])).log_prob(tensor(np.array([2]))).isneginf()
         ),
         "a mask without any valid action: is it refused with a ValueError? | check_masks": refuses(
             masked([ODDS], [[False] * 3], [1])

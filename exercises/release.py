@@ -26,7 +26,7 @@ REQUIREMENTS = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# 
 
 
 def by_script(tasks):
-    """{script: its tasks}. BadInput if the copy for one task would hold the solution of another."""
+    """{script: its tasks}. BadInput if a hunt is not alone with its script."""
     groups = {}
     for task in tasks:
         groups.setdefault(task.script, []).append(task)
@@ -34,13 +34,15 @@ def by_script(tasks):
         if len(chosen) > 1 and not all(task.blanks for task in chosen):
             names = " and ".join(task.name for task in chosen)
             raise BadInput(f"{names} are all about {script} and would give each other away: hand them out separately")
-    for task in tasks:
-        for name in task.blanks or [bug.split(": ")[0] for bug in task.bugs]:
-            for script in groups.keys() - {task.script}:
-                # Scripts repeat each other on purpose, all but train; the name decides, not the text.
-                if name in definitions(source_of(script)) and name != "train":
-                    raise BadInput(f"{script} holds the solution of {task.name}, {name}: hand them out separately")
     return groups
+
+
+def repeated(task, script):
+    """The functions with a task's solution that a script has as well: scripts repeat each other, all but train."""
+    names = task.blanks or [bug.split(": ")[0] for bug in task.bugs]
+    return [
+        name for name in names if task.script != script and name != "train" and name in definitions(source_of(script))
+    ]
 
 
 def cut_table(source, names):
@@ -88,7 +90,8 @@ Once: `pip install -r requirements.txt`. A check stops at the first thing that i
 An exercise has up to three steps: your functions on numbers that can be followed with a pencil; the same on random
 inputs; and a run that has to learn. `--up-to 1` takes only the first. `--hint` and `--hint 2` help you on.
 A bug hunt: run the file, and look at `learning_curve.png` and `metrics.csv` in its run folder. You are judged by what
-it does, so mend it as you like: all but one line of it is sound.
+it does, so mend it as you like: all but one line of it is sound. If there is a folder `sheet/`, its `README.md` is the
+experiment of the week; type its commands in that folder.
 """
 
 
@@ -106,12 +109,13 @@ def sheet(tasks, number):
     return "\n".join(lines)
 
 
-def without_later(tasks, number):
-    """A working copy for these tasks, in which what later weeks ask for cannot be read."""
+def without_later(tasks, number, chosen):
+    """A working copy for these tasks, in which what others that were chosen ask for, or later weeks, cannot be read."""
     source, own = working_copy(tasks, number), set()
     for task in tasks:
         own |= {*task.blanks, *(bug.split(": ")[0] for bug in task.bugs)}
     names = asked_from(tasks[0].script, 1 + max(task.week for task in tasks))
+    names += [name for task in chosen for name in repeated(task, tasks[0].script) if name not in names]
     return packed(source, [name for name in names if not {name, name.split(".")[0]} & own])
 
 
@@ -123,13 +127,15 @@ def release_week(week, out):
     path = HERE / "sheets" / f"week-{week:02}.md"
     if not path.is_file():
         raise BadInput(f"there is no week {week}")
-    out = release([name for name, task in EXERCISES.items() if task.week == week], out)
+    tasks = [task for task in EXERCISES.values() if task.week == week]
+    out = release([task.name for task in tasks], out)
     text = path.read_text(encoding="utf-8")
     (out / "sheet").mkdir()
     (out / "sheet" / "README.md").write_text(text, encoding="utf-8")
     scripts = {*re.findall(r"python (\w+\.py)", text)} - {"compare.py"}
     for script in scripts:
-        source = packed(source_of(script), asked_from(script, week))
+        names = [*asked_from(script, week), *(name for task in tasks for name in repeated(task, script))]
+        source = packed(source_of(script), dict.fromkeys(names))
         (out / "sheet" / script).write_text(source, encoding="utf-8")
     shutil.copyfile(ROOT / "compare.py", out / "sheet" / "compare.py")
     if "ppod.py" in scripts:
@@ -145,7 +151,13 @@ def release(names, out, number=0):
     tasks, out = [find(name) for name in dict.fromkeys(names)], Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} holds something already: remove it, or choose another --out")
-    files = {group[0].file: without_later(group, number) for group in by_script(tasks).values()}
+    groups = by_script(tasks)
+    for script in groups:
+        for task in tasks:
+            if names_of_bugs := [] if task.blanks else repeated(task, script):
+                text = f"{script} holds the solution of {task.name}, {names_of_bugs[0]}"
+                raise BadInput(f"{text}: hand them out separately")
+    files = {group[0].file: without_later(group, number, tasks) for group in groups.values()}
     files |= {name: (HERE / name).read_text(encoding="utf-8") for name in CHECKS}
     for table in TABLES:
         entries = cut_table((HERE / f"{table}.py").read_text(encoding="utf-8"), names)

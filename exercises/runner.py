@@ -40,6 +40,10 @@ def trained(module, folder=None, **settings):
         def draw_curve(self):
             pass
 
+        def start(self, *args, **parts):
+            with contextlib.redirect_stdout(io.StringIO()):
+                return super().start(*args, **parts)
+
         def finish(self):
             with contextlib.redirect_stdout(io.StringIO()):
                 return super().finish()

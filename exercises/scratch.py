@@ -1,5 +1,6 @@
 """Milestones: a whole algorithm written from scratch, in a small script of its own, function by function."""
 
+import inspect
 from operator import attrgetter
 from types import SimpleNamespace
 from unittest import mock
@@ -54,7 +55,7 @@ def noted(m, function, note, **settings):
 
     def noting(*given, **named):
         result = original(*given, **named)
-        seen.append(note([*given, *named.values()], result))
+        seen.append(note(list(inspect.signature(original).bind(*given, **named).arguments.values()), result))
         return result
 
     with mock.patch.object(attrgetter(owner)(m) if owner else m, name, noting):
@@ -345,8 +346,8 @@ exercise(
     "compute_gae: where a step terminated nothing follows it, where it was truncated the next value stands "
     "for what would have followed. | normalized: mind a deviation of 0. | ppo_loss: agent(obs) has returned "
     "these logits and values. | collect: note what you act on before the step, and what the step returns. | "
-    "update: several epochs, each over all rows in minibatches of another order. | train: make the "
-    "Environments, the agent and an optimizer (torch.optim.Adam over agent.parameters(), with "
+    "update: several epochs, each over all rows in minibatches of another order; call agent(obs) for them. | "
+    "train: make the Environments, the agent and an optimizer (torch.optim.Adam over agent.parameters(), with "
     "args.learning_rate), and begin with envs.reset(). While envs.steps < args.total_timesteps collect, "
     "estimate, normalize all advantages, make (B, …) of (T, N, …) and update. End with envs.close() and "
     "return the agent.",
@@ -382,6 +383,9 @@ exercise(
         "train in Walk, where observations count the steps of an episode of three: those of three rollouts of "
         "two steps in two environments | which observations a rollout begins with": lambda m: noted(
             m, "collect", lambda given, result: result[0]["obs"], minibatch_size=4, **WALK
+        ),
+        "train in Walk: mean and deviation of the advantages that update is given | what is normalized, and when": (
+            lambda m: noted(m, "update", lambda given, _: (given[5].mean(), given[5].std()), minibatch_size=4, **WALK)
         ),
     },
     random=together(

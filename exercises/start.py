@@ -27,7 +27,9 @@ def new_source(tasks, path, number, force):
     where = "--force begins a new copy and keeps this one under another name, --work FOLDER puts it elsewhere"
     only_exercises = tasks[0].blanks and begun and all(name in EXERCISES for name in begun)
     if text and (again or not only_exercises):
-        raise BadInput(f"{path} holds {', '.join(again or begun) or 'something'} already; {where}")
+        new = [task.name for task in tasks if task.name not in begun]
+        add = f"start.py {' '.join(new)} adds the rest; " if again and new and only_exercises else ""
+        raise BadInput(f"{path} holds {', '.join(again or begun) or 'something'} already; {add}{where}")
     try:
         return working_copy(tasks, number, text)
     except SyntaxError as error:

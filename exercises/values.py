@@ -202,7 +202,8 @@ exercise(
     "(obs, action, reward) of environment i to self.open_steps[i], unless it is a reset row. When there are "
     "self.n_step of them, the first one's window closes: give the deque to write, and take its first step "
     "off. Where an episode ends, terminated or truncated, all open windows close, each with what it has. "
-    "Return an array of all slots, having told self.tree.add if there is a tree. | NStepBuffer.write: put one "
+    "Return an array of all slots (whole numbers, also if it is empty), having told self.tree.add if there is a "
+    "tree. | NStepBuffer.write: put one "
     "transition into slot self.position and move on. It has obs and action of the first step, the discounted "
     "sum of the rewards, the next_obs and terminated that you are given, and in self.discounts gamma^k for k "
     "rewards. Return the slot.",
