@@ -766,7 +766,7 @@ class MaskedEnvs(gym.vector.VectorWrapper):
             return obs["action_mask"][n]
         if self.source == self.METHOD:
             return self.unwrapped.envs[n].get_wrapper_attr("action_masks")()
-        if self.source == self.INFO and "action_mask" in infos and infos["_action_mask"][n]:
+        if self.source == self.INFO and "action_mask" in infos and infos.get("_action_mask", np.ones(n + 1))[n]:
             return infos["action_mask"][n]
         return np.ones(self.choices)
 

@@ -9,6 +9,7 @@ import math
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
+from types import SimpleNamespace
 from unittest import mock
 
 import gymnasium as gym
@@ -225,6 +226,14 @@ def test_draws(script):
         agent.act(rows[0])
 
 
+def test_masks_of_an_own_vector_environment(script):
+    """Gymnasium's vectors say in _action_mask who gave a mask; one's own need not."""
+    envs = SimpleNamespace(source="info", INFO="info", ENTRY="entry", METHOD="method", choices=2, num_envs=2)
+    masks = {"action_mask": np.array([[1, 0], [0, 1]])}
+    assert script.MaskedEnvs.mask(envs, 1, None, masks).tolist() == [0, 1]
+    assert script.MaskedEnvs.mask(envs, 1, None, masks | {"_action_mask": [True, False]}).tolist() == [1, 1]
+
+
 @catches(
     "LinearOnEntries.forward, start forgotten: - np.ravel(space.start) -> ",
     "LinearOnEntries.forward, one table for all factors: np.cumsum([0, *output_sizes(space)[:-1]]) -> 0",
@@ -364,7 +373,7 @@ gym.register("Cue-v0", Cue, disable_env_checker=True)
     "MaskedEnvs.rows, masks of the first environment: self.mask(n, -> self.mask(0,",
     "MaskedEnvs.step, looked at where episodes are cut off: terminated | truncated), rewards -> terminated), rewards",
     'MaskedEnvs.step, masks of reset alone: and "action_mask" not in infos and -> and False and',
-    'MaskedEnvs.mask, unset slots taken for zeros: and infos["_action_mask"][n] -> ',
+    'MaskedEnvs.mask, unset slots taken for zeros: and infos.get("_action_mask", np.ones(n + 1))[n] -> ',
     'MaskedEnvs.__init__, mask fed to the network: self.entries.pop("action_mask" -> self.entries.get("action_mask"',
 )
 def test_masks_from_every_source(script):
