@@ -631,7 +631,7 @@ def make_q_network(args, envs):
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, spaces.Discrete):
         pair = f"observations {obs_space} and actions {action_space}"
-        raise UserError(f"{args.env_id}: no Q network for {pair}")
+        raise UserError(f"{args.env_id}: {pair} are for ppo.py")
     if is_image(obs_space) and args.normalize_obs:
         raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = choose_device(args, is_image(obs_space))

@@ -439,7 +439,7 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {
-        "--env-id Pendulum-v1": "Q network",
+        "--env-id Pendulum-v1": "are for ppo.py",
         "--buffer-size 10": "batch_size",
         "--target-network-frequency 0": "target_network_frequency must be at least 1",
         "--buffer-size 1e14": "GiB: choose",
