@@ -422,6 +422,8 @@ def make_envs(args, num_envs, render=False, video=None):
         help = ""
         if isinstance(error, ImportError) and package != "gymnasium":
             help = f" (pip install {package.replace('_', '-')})"
+        elif isinstance(error, json.JSONDecodeError):
+            help = """: --env-kwargs takes JSON, such as '{"size": 5}'"""
         elif "'render_mode'" in str(error):
             help = ": what cannot take render_mode cannot be shown or filmed"
         given = [] if args.env_kwargs == "{}" else ["--env-kwargs", args.env_kwargs]
@@ -505,9 +507,9 @@ make_agent = make_policy_agent  # as the run section calls it
 # What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
-COUNTS = "total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size".split()
-COUNTS += "update_epochs train_frequency gradient_steps policy_frequency n_step".split()
-COUNTS += ["target_network_frequency"]  # all at least 1
+COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
+update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency""".split()  # from 1
+SIGNED = "stop_at_return max_episode_return initial_reward_threshold v_min v_max".split()  # the rest: from 0
 
 
 class UserError(Exception):
@@ -520,7 +522,7 @@ def tuned(*flags, **given):
     flags = [re.sub(r"^(--[\w-]+=)?(\d+\.?\d*e\d+)$", plain, flag) for flag in flags]
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
-    # The flags are parsed twice: the first time tells where the defaults of the second come from.
+    # Parsed twice: the first time tells where the other values come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     paths = [first.resume, first.evaluate, first.config or first.run_dir]
     if paths.count(None) < 2 or "" in paths:
@@ -531,17 +533,19 @@ def tuned(*flags, **given):
     path = f"{run_dir}/config.json" if run_dir else first.config
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
-    for name in COUNTS:
-        if getattr(args, name, None) is not None and getattr(args, name) < 1:
-            raise UserError(f"{name} must be at least 1")
-    if args.seed < 0:
-        raise UserError("seed must be at least 0")
+    code = code_flags(args) if path else []
+    if code and code != code_flags(first):
+        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
+    for name, value in vars(args).items():
+        least = 1 if name in COUNTS else 0
+        if isinstance(value, int | float) and name not in SIGNED and not value >= least:
+            raise UserError(f"{name} must be at least {least}")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
     for name in sorted(fixed) if args.resume else []:
-        if getattr(args, name) != getattr(defaults, name):
-            kept = getattr(defaults, name)
+        kept = getattr(defaults, name)
+        if getattr(args, name) != kept:
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
     return args
 
@@ -571,18 +575,15 @@ def code_flags(args):
 
 
 def read_config(path, given):
-    """Args from the config.json of a run. If it is a stranger's, its code must be `given` as well."""
+    """Args from the config.json of a run; but what to do, such as `resume`, is as `given`."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
         args = Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
-        code = code_flags(args)
         if config["script"] != Path(__file__).stem:
             raise ValueError
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
-    if code and code != code_flags(given):
-        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
     return args
 
 
@@ -631,7 +632,7 @@ def write_file(path, write):
             write(file)
         try:
             os.replace(temporary, path)
-        except PermissionError:  # on Windows, while another program has opened the old file
+        except PermissionError:  # on Windows, while another program has it open
             tqdm.write(f"{path} is in use, so it stays as it was: close it elsewhere")
             temporary.unlink()
     except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
@@ -934,7 +935,7 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-            print(f"film: {film or 'none, --capture-video makes one'}")
+            print(f"film: {film or 'none'}")
     except UserError as error:
         text = "".join(letter if letter.isprintable() else " " for letter in str(error))
         tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)

@@ -448,6 +448,22 @@ class Fray(Game):
         return lambda agent: float(self.rng.normal() + actions[agent]), ends(terminated), ends(truncated)
 
 
+@catches("put, one number fills the part: np.reshape(numbers, row[part].shape) -> numbers")
+@pytest.mark.parametrize("what", ["observe", "info", "state"])
+def test_one_number_is_no_row(script, what):
+    """NumPy spreads one number over a whole slice: an observation, mask or state too short would pass unseen."""
+    team_env = script.TeamEnv(Fray(alike=True))
+    team_env.reset(seed=1)
+    one = {"observe": np.zeros(1, np.float32), "info": {"action_mask": np.ones(1)}, "state": np.zeros(1)}[what]
+    setattr(team_env.env.unwrapped, what, lambda *agent: one)
+    try:
+        team_env.step([0, 0])
+        error = None
+    except ValueError as raised:
+        error = raised
+    assert "reshape" in str(error)
+
+
 def stirred(team):
     """Policies that are not nearly uniform: what they do depends on what they see and remember."""
     for actor in team.actors:

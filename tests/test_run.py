@@ -678,7 +678,7 @@ REFUSED = {
     "--env-id Cartpol-v1": "Cartpol",
     "--env-id nosuch:Thing-v0": "nosuch",
     '--env-kwargs {"lenght":1}': "lenght",
-    "--env-kwargs [": "--env-kwargs",
+    "--env-kwargs [": "takes JSON",
     '--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}': "9x9",
     '--env-id MiniGrid-Empty-5x5-v0 --env-kwargs {"foo":1}': "'foo'",
     "--env-id run_worlds:Blind-v0 --capture-video": "cannot be shown or filmed",
@@ -695,6 +695,8 @@ REFUSED = {
     "--num-envs 0": "num_envs must be at least 1",
     "--num-minibatches 0": "num_minibatches must be at least 1",
     "--seed -1": "seed must be at least 0",
+    "--learning-rate -1": "learning_rate must be at least 0",
+    "--max-grad-norm nan": "max_grad_norm must be at least 0",
     "--eval-episodes 0": "eval_episodes must be at least 1",
     "--max-episode-steps 0": "max_episode_steps must be at least 1",
     "--resume nowhere": "nowhere/config.json is missing",
@@ -792,6 +794,9 @@ def test_config_of_a_stranger_executes_nothing(script, capsys, monkeypatch):
             err = complaint(script, f"{what} --no-progress", capsys)
             assert "if you trust it, add --env-id" in err and "run_worlds" not in sys.modules
             assert not Path("executed").exists()
+        instead = [f"--{name.replace('_', '-')}", "{}" if name == "env_kwargs" else "CartPole-v1"]
+        if name != "wrappers":  # what is replaced need not be trusted
+            assert script.tuned("--config", "run/config.json", *instead).env_id == "CartPole-v1"
     Path("run/config.json").write_text(json.dumps(config))
     given_again = complaint(script, "--evaluate run", capsys).split("add ")[1]
     with mock.patch.object(sys, "argv", ["ppo.py", "--evaluate", "run", *__import__("shlex").split(given_again)]):
