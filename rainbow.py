@@ -713,8 +713,9 @@ TUNED = {
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 300_000, "eval_every": 10_000,
                        "stop_at_return": 240},
-    "Acrobot-v1": {"num_envs": 8, "train_frequency": 1, "target_network_frequency": 250, "learning_starts": 200,
-                   "normalize_obs": True, "v_min": -100.0, "v_max": 0.0, "total_timesteps": 30_000},
+    "Acrobot-v1": {"num_envs": 8, "train_frequency": 2, "target_network_frequency": 250, "learning_starts": 200,
+                   "hidden_sizes": (128, 128), "normalize_obs": True, "v_min": -100.0, "v_max": 0.0,
+                   "total_timesteps": 60_000},
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
