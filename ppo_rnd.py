@@ -11,11 +11,11 @@ Where rewards are rare, an agent that acts at random may never find one. RND als
 for observations that are new to it. A predictor g (the paper's f with a hat) learns to compute the
 same features as a target network f, whose random weights never change. For observations like those
 that the agent has seen often, the predictor is good. So its error on the next observation s'
-measures how new s' is: its novelty, a mean over the features (in the paper, a sum). The intrinsic
-reward r_int is this, divided by the running deviation of its discounted sum (section 2.4):
+measures how new s' is: its novelty, a mean over the features (in the paper, a sum).
 
     novelty = mean( (g(s') - f(s'))^2 )   (arXiv 1810.12894, section 2.2)
 
+The intrinsic reward is the novelty divided by the running deviation of its discounted sum (section 2.4).
 Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic
 (section 2.3). Extrinsic returns end with the episode. Intrinsic returns go on into the next: an
 agent that dies while exploring has lost only the way back to that place, not all novelty to come.
@@ -80,7 +80,9 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = 0.25  # part of each minibatch that trains the predictor; less: novelty fades more slowly
+    predictor_share: float = (
+        0.25  # part of each minibatch, a row at least, that trains the predictor; less: novelty fades more slowly
+    )
     random_steps: int = 100  # steps of random play in each environment, for RND's first statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -594,12 +596,12 @@ def train(args):
     set_threads(agent.image)
     run = Run(args, envs)
     rnd = make_rnd(run, agent.device)  # plays random steps, for its first statistics of observations
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    predictor_optimizer = torch.optim.Adam(rnd.predictor.parameters(), lr=args.predictor_learning_rate, fused=True)
-    # --resume loads their states:
-    run.start(agent=agent, rnd=rnd, optimizer=optimizer, scheduler=scheduler, predictor_optimizer=predictor_optimizer)
+    agents = {"params": agent.parameters(), "lr": args.learning_rate, "eps": 1e-5}
+    predictors = {"params": rnd.predictor.parameters(), "lr": args.predictor_learning_rate}
+    optimizer = torch.optim.Adam([agents, predictors], fused=True)
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the agent's learning rate
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [factor, lambda _: 1.0])
+    run.start(agent=agent, rnd=rnd, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
     spaces_of_env = envs.single_observation_space, agent.action_space
     envs, obs, reset_rows, rng = run.new_envs()
@@ -634,14 +636,11 @@ def train(args):
             agent.train()  # dropout, if you add it, acts in the loss alone
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = curious_loss(agent, batch, args)
+                predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
                 optimizer.zero_grad()
-                loss.backward()
+                (loss + predictor_loss).backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-                predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
-                predictor_optimizer.zero_grad()
-                predictor_loss.backward()
-                predictor_optimizer.step()
                 run.log(**metrics, predictor_loss=predictor_loss.detach())
             agent.eval()
             if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:

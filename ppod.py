@@ -69,7 +69,7 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
-    # a new reward demo moves phi / N from phi to rho; N: initial room for value demos, or their number
+    # a new reward demo moves phi / M from phi to rho; M: initial room for value demos, or their number
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
     # a return (of wrapped rewards) that makes an episode a reward demo; None: the first
@@ -82,7 +82,7 @@ class Args:
     num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
-    recurrent: bool = True  # a GRU between trunk and heads; without it the agent has no memory
+    recurrent: bool = True  # a GRU behind the trunk; without it the agent has no memory
     gru_size: int = 128  # units of the GRU
     chunk_length: int = 32  # steps over which gradients flow back through the GRU
     learning_rate: float = 3e-4  # Adam's learning rate
@@ -163,7 +163,7 @@ def gaussian(mean, actions, log_std):
 
 
 class RecurrentAgent(nn.Module):
-    """Actor and critic: two linear layers on one shared trunk: an MLP, then, if recurrent, a GRU (arXiv 1406.1078).
+    """Actor and critic: two linear layers on a shared trunk, behind a GRU if recurrent (arXiv 1406.1078).
 
     A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one,
     MultiDiscrete has several, MultiBinary one of two categories for each bit. Everywhere but in the
@@ -278,7 +278,7 @@ class RecurrentAgent(nn.Module):
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
         return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
 
-    @torch.no_grad()
+    @torch.no_grad()  # not inference_mode: the loss begins with the GRU's states
     def sample(self, obs, reset_rows, state, noise):
         """(actions (B, D), next GRU state) for one step's NumPy arrays of observations (B, …) and reset rows (B,).
 
@@ -371,7 +371,7 @@ class SequenceBuffer:
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
-        self.demo_ids = np.zeros((T, N), np.int64)  # which demo a row replays; 0: none
+        self.demos = np.full((T, N), None)  # the Demo that a row replays, or None
         self.state = torch.zeros(N, 0)  # the GRU's (N, gru_size) before row 0, set by `train`
         self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
 
@@ -407,7 +407,7 @@ class SequenceBuffer:
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
-        self.replayed = torch.as_tensor(self.demo_ids > 0, device=agent.device)
+        self.replayed = torch.as_tensor(self.demos.astype(bool), device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
         log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
         last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # any reset_rows would do
@@ -447,7 +447,7 @@ class SequenceBuffer:
 
 
 # ----------------------------------------------------------------------------------- demonstrations
-@dataclass(eq=False)
+@dataclass(eq=False)  # equal only if the same: arrays cannot be compared by ==
 class Demo:
     """A trajectory that slots of the vector environment can replay."""
 
@@ -458,7 +458,6 @@ class Demo:
     total: float  # return of the whole episode, of which the demo may be only the beginning
     human: bool = False  # whether it is never dropped
     max_value: float = 0.0  # highest V of its states: at first that in the whole episode, later that in its last replay
-    id: int = 0  # PPODBuffer.add gives it one, from 1 up
 
     def arrays(self, convert):
         """Its arrays by name, converted by a function: a checkpoint holds them as tensors."""
@@ -512,13 +511,11 @@ class PPODBuffer:
         self.rho = args.rho
         self.phi = args.phi
         self.reward_threshold = args.initial_reward_threshold  # None: any return above 0 is good
-        self.last_id = 0
         self.seen = []  # checksums of the files in supplementary_demos_dir that were read
         self.rollouts = 0
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
-        self.needs_reset = np.zeros(num_envs, bool)  # whether its environment must be reset before it is shown
         # What each slot has shown of the episode or replay under way: for each rollout (obs,
         # actions, rewards, values).
         self.episodes = [[] for _ in range(num_envs)]
@@ -540,8 +537,7 @@ class PPODBuffer:
 
         Slot 0 shows its environment, so that the next rollout has real steps.
         """
-        self.replays[0] = None
-        self.needs_reset[:] = False
+        self.replays = [None] * len(obs)
         self.episodes = [[] for _ in self.episodes]
         return self.draw_next(envs, np.arange(len(obs)) > 0, obs, rng)
 
@@ -556,18 +552,15 @@ class PPODBuffer:
         to_reset = np.zeros(len(reset_rows), bool)
         for i in np.flatnonzero(reset_rows):
             demo = self.sample_demo(rng)
+            to_reset[i] = demo is None and self.replays[i] is not None
             self.replays[i] = demo
             self.position[i] = 0
-            if demo is None:
-                to_reset[i] = self.needs_reset[i]
-            else:
+            if demo is not None:
                 next_obs[i] = demo.obs[0]
-                self.needs_reset[i] = True  # from here on its environment steps unseen
         if to_reset.any():
             # CartPole's own vector version would reset all; VECTOR_MODE asks for SyncVectorEnv.
             first_obs, _ = envs.reset(options={"reset_mask": to_reset})
             next_obs[to_reset] = first_obs[to_reset]
-            self.needs_reset[to_reset] = False
         return next_obs
 
     def insert_replays(self, envs, buffer, t, next_obs, rng):
@@ -581,7 +574,7 @@ class PPODBuffer:
         buffer.rewards[t, reset_rows] = 0
         buffer.terminated[t, reset_rows] = False
         buffer.truncated[t, reset_rows] = False
-        buffer.demo_ids[t] = 0
+        buffer.demos[t] = None
         next_obs = self.draw_next(envs, reset_rows, next_obs, rng)
         for i in np.flatnonzero(~reset_rows):
             demo = self.replays[i]
@@ -594,7 +587,7 @@ class PPODBuffer:
             buffer.rewards[t, i] = demo.rewards[at]
             buffer.terminated[t, i] = is_last and demo.terminated
             buffer.truncated[t, i] = is_last and not demo.terminated
-            buffer.demo_ids[t, i] = demo.id
+            buffer.demos[t, i] = demo
             self.position[i] += 1
             self.replayed_rows += 1
         buffer.obs[t + 1] = next_obs
@@ -619,13 +612,12 @@ class PPODBuffer:
         """Slot i's episode or replay ended in row t: an episode may become a demo, a value demo gets its max_value."""
         obs, actions, rewards, values = [np.concatenate(parts) for parts in zip(*self.episodes[i])]
         self.episodes[i].clear()
-        if buffer.demo_ids[t, i] == 0:
+        demo = buffer.demos[t, i]
+        if demo is None:
             obs = np.concatenate([obs, buffer.obs[t + 1, i][None]])
             self.consider(as_demo(obs, actions, rewards, buffer.terminated[t, i], values.max()))
-            return
-        for demo in self.value_demos:
-            if demo.id == buffer.demo_ids[t, i]:
-                demo.max_value = float(values.max())
+        else:
+            demo.max_value = float(values.max())  # only value demos use it
 
     def consider(self, demo):
         """Take an episode of the agent as a reward demo, as a value demo, or not at all.
@@ -638,28 +630,22 @@ class PPODBuffer:
             return
         has_room = len(self.reward_demos) + len(self.value_demos) < self.args.demo_capacity
         if has_room or (self.value_demos and demo.max_value > min(d.max_value for d in self.value_demos)):
-            self.add(self.value_demos, demo)
+            self.value_demos.append(demo)
             self.check_demo_buffer_capacity()
 
     def add_reward_demo(self, demo):
         """Add a reward demo; then anneal, make room, and raise the threshold to the lowest return in the list."""
-        self.add(self.reward_demos, demo)
+        self.reward_demos.append(demo)
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
         if lowest > (self.reward_threshold or 0):  # never falls; without the flag, always above 0
             self.reward_threshold = lowest
 
-    def add(self, demo_list, demo):
-        """Append the Demo to one of the lists, with a new id."""
-        self.last_id += 1
-        demo.id = self.last_id
-        demo_list.append(demo)
-
     def anneal_parameters(self):
-        """For a new reward demo, move phi_0 / |D_V| of probability from phi to rho, if there are value demos.
+        """A new reward demo moves phi_0 / M of probability from phi to rho, if there are value demos.
 
-        |D_V| is the initial room for value demos; with --anneal-by current, their number.
+        M is the initial room for value demos; with --anneal-by current, their number.
         """
         if not self.value_demos:
             return
@@ -721,7 +707,7 @@ class PPODBuffer:
             "training_rows": step + self.replayed_rows,
         }
 
-    LASTING = "rho phi value_capacity reward_threshold last_id seen rollouts replayed_rows".split()
+    LASTING = "rho phi value_capacity reward_threshold seen rollouts replayed_rows".split()
 
     def state_dict(self):
         """For a checkpoint, as tensors and plain types: all but episodes and replays under way, which begin anew."""
@@ -827,26 +813,28 @@ def train(args):
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler, demos=demos)  # --resume loads their states
 
-    envs, obs, dones, rng = run.new_envs()
-    obs = demos.restart(envs, obs, rng)
-    buffer = SequenceBuffer(args.num_steps, args.num_envs, *demos.spaces)
-    buffer.state = agent.no_state(args.num_envs)
+    begins_anew = True
     while not run.is_finished():
+        if begins_anew:  # also after a checkpoint, as a resumed run does
+            envs, obs, reset_rows, rng = run.new_envs()
+            obs = demos.restart(envs, obs, rng)
+            buffer = SequenceBuffer(args.num_steps, args.num_envs, *demos.spaces)
+            state = agent.no_state(args.num_envs)
         demos.load_supplementary_demos()
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
-        state = buffer.state
+        buffer.state = state
         buffer.obs[0] = obs
         for t in range(args.num_steps):
-            buffer.reset_rows[t] = dones
-            buffer.actions[t], state = agent.sample(obs, dones, state, noise[t])
+            buffer.reset_rows[t] = reset_rows
+            buffer.actions[t], state = agent.sample(obs, reset_rows, state, noise[t])
             obs, rewards, terminated, truncated, _ = envs.step(to_env(buffer.actions[t], agent.action_space))
             buffer.rewards[t] = rewards
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
             obs = demos.insert_replays(envs, buffer, t, obs, rng)  # writes over slots that replay
-            dones = buffer.terminated[t] | buffer.truncated[t]  # then row t + 1 is a reset row
-            real = ~buffer.reset_rows[t] & (buffer.demo_ids[t] == 0)  # replays do not count
-            run.count(obs, buffer.rewards[t] * real, dones & real, ~real)
+            uncounted = reset_rows | buffer.demos[t].astype(bool)  # replays do not count, either
+            reset_rows = buffer.terminated[t] | buffer.truncated[t]  # of row t + 1
+            run.count(obs, rewards, reset_rows & ~uncounted, uncounted)
 
         log_probs, values = buffer.log_probs_and_values(agent)  # replayed actions count as certain
         demos.track_potential_demos(buffer, values)  # before rewards are scaled: demos keep them raw
@@ -872,13 +860,7 @@ def train(args):
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         demos.save_demos(run.is_finished())
-        buffer.state = state  # the GRU goes on from here
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
-        if run.write_what_is_due():
-            envs, obs, dones, rng = run.new_envs()
-            obs = demos.restart(envs, obs, rng)
-            buffer = SequenceBuffer(args.num_steps, args.num_envs, *demos.spaces)
-            buffer.state = agent.no_state(args.num_envs)
+        begins_anew = run.write_what_is_due()
     return run.finish()
 
 
@@ -1041,6 +1023,8 @@ def to_env(actions, space):
 
 def from_env(actions, space):
     """The inverse of to_env: (T, D) from the environment's actions (T, …). ValueError if one is not in the space."""
+    if np.issubdtype(space.dtype, np.floating):
+        actions = actions.astype(space.dtype)
     if not all(action in space for action in actions):
         raise ValueError(f"an action is not in {space}")
     actions = actions.reshape(len(actions), math.prod(space.shape))
@@ -1114,7 +1098,7 @@ def make_demo_buffer(args, envs):
             raise UserError(f"there are no demos (.npz files) in {folder}; to make one: {how}")
         for path in paths:
             demo = read_demo(path, args, obs_space, action_space)
-            demos.add(demos.reward_demos, replace(demo, human=human))
+            demos.reward_demos.append(replace(demo, human=human))
     demos.value_capacity = args.demo_capacity - len(demos.reward_demos)
     if demos.value_capacity < 0:
         raise UserError(f"{len(demos.reward_demos)} demos exceed demo_capacity = {args.demo_capacity}")
@@ -1290,6 +1274,8 @@ def make_recurrent_agent(args, envs):
         raise UserError(f"{args.env_id}: no RecurrentAgent for {what}")
     if args.init_std <= 0:
         raise UserError("init_std must be more than 0")
+    if args.num_steps < 2:
+        raise UserError("num_steps must be at least 2: every other row of an environment can be a reset row")
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     agent = RecurrentAgent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()

@@ -94,7 +94,6 @@ class Args:
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
@@ -185,7 +184,7 @@ def hidden_layers(inputs, sizes, linear):
 def stream(inputs, hidden_sizes, outputs, linear):
     """A network of hidden layers and an output layer, all made by `linear`."""
     layers = hidden_layers(inputs, hidden_sizes, linear)
-    last_size = [inputs, *hidden_sizes][-1]
+    last_size = hidden_sizes[-1] if hidden_sizes else inputs
     return nn.Sequential(*layers, layer(linear(last_size, outputs), gain=1.0))
 
 
@@ -228,7 +227,7 @@ class RainbowNetwork(nn.Module):
         else:
             body_sizes = args.hidden_sizes[:-1]
             self.body = nn.Sequential(*hidden_layers(inputs, body_sizes, nn.Linear))
-            num_features = [inputs, *body_sizes][-1]
+            num_features = body_sizes[-1] if body_sizes else inputs
             stream_sizes = args.hidden_sizes[-1:]
         # Without --dueling, `advantage` computes Q, or the logits, alone.
         self.advantage = stream(num_features, stream_sizes, self.num_actions * self.num_atoms, linear)
@@ -579,8 +578,7 @@ def td_losses(agent, target, batch, args):
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
-        discounts = batch.discounts
-        targets = td_targets(batch.rewards, batch.terminated, discounts, target_q, online_q)
+        targets = td_targets(batch.rewards, batch.terminated, batch.discounts, target_q, online_q)
     q = agent(batch.obs).gather(1, batch.actions).squeeze(1)
     losses = q_losses(q, targets, args.clip_error)
     return losses, (targets - q).detach().abs(), {"q": q.detach().mean()}
@@ -604,16 +602,6 @@ def distributional_losses(agent, target, batch, args):
     losses = (torch.xlogy(targets, targets) - targets * log_probs).sum(1)  # xlogy: 0 log 0 is 0
     q = (log_probs.detach().exp() * support).sum(1)
     return losses, losses.detach(), {"q": q.mean(), "outside_support": outside.mean()}
-
-
-@torch.no_grad()
-def polyak(target, source, tau):
-    """Polyak averaging: move all weights of the target network towards those of the source.
-
-    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
-    """
-    for target_weights, weights in zip(target.parameters(), source.parameters()):
-        target_weights.lerp_(weights, tau)
 
 
 # ------------------------------------------------------------------------------------------ training
@@ -673,7 +661,7 @@ def train(args):
                 scheduler.step()
                 run.log(sigma=agent.mean_sigma())
             if step % args.target_network_frequency == 0:
-                polyak(target, agent, args.tau)
+                target.load_state_dict(agent.state_dict())
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run

@@ -360,8 +360,8 @@ def tiny_sequences(m):
     agent = m.make_agent(args, envs)
     buffer = m.SequenceBuffer(3, 1, envs.single_observation_space, envs.single_action_space)
     buffer.obs[:] = np.arange(4)[:, None, None]
-    buffer.rewards[:] = 1
-    buffer.terminated[0] = buffer.reset_rows[1] = buffer.demo_ids[0] = 1
+    buffer.rewards[1:] = 1
+    buffer.terminated[0] = buffer.reset_rows[1] = buffer.demos[0] = True
     return agent, buffer, args
 
 
@@ -381,9 +381,10 @@ hunt(
         "1), and of a new agent's own (undecided between two actions, log 1/2)": (demonstrator, 0.1),
     },
     bugs={
-        "SequenceBuffer.log_probs_and_values: (self.demo_ids > 0, -> (self.demo_ids > 1,": "With several "
-        "demonstrations it hardly shows. With a single one, its replays are played, as training_rows says, but the "
-        "policy does not take more from them than from its own episodes."
+        "SequenceBuffer.log_probs_and_values: (self.demos.astype(bool), -> (self.demos.astype(bool) & (self.rewards "
+        "> 0),": "Only rows with a reward count as certain. Where rewards are frequent it hardly shows. Where only the "
+        "goal is rewarded, demonstrations are replayed, as training_rows says, but of all the steps that lead there "
+        "the policy does not take more than from its own episodes."
     },
 )
 

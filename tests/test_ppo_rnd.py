@@ -227,16 +227,16 @@ def slow_training(number):
     "train, statistics stay: rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows) -> 0",
     "train, reset rows seen by the agent: buffer.obs[:-1][~buffer.reset_rows] -> buffer.obs[:-1]",
     "train, reported returns clipped: run.count(obs, rewards -> run.count(obs, np.sign(rewards)",
-    "train, gradients add up: \n                optimizer.zero_grad() -> ",
-    "train, those of the predictor add up: predictor_optimizer.zero_grad() -> 0",
+    "train, gradients add up: optimizer.zero_grad() -> pass",
+    "train, those of the predictor add up: optimizer.zero_grad() -> agent.zero_grad()",
     "train, predictor learns from all rows: args.predictor_share) -> 1)",
     "train, dropout when acting: agent.eval() -> 0",
     "train, no dropout in the loss: agent.train() -> 0",
-    "train, predictor never learns: predictor_optimizer.step() -> 0",
+    "train, predictor never learns: (loss + predictor_loss).backward() -> loss.backward()",
     "train, predictor learns as the agent: args.predictor_learning_rate -> args.learning_rate",
-    "train, predictor annealed: scheduler.step() -> scheduler.step(); predictor_optimizer.param_groups[0]['lr'] *= 0.9",
-    "train, predictor clipped: predictor_optimizer.step() -> nn.utils.clip_grad_norm_(rnd.parameters(), 0.01)"
-    "; predictor_optimizer.step()",
+    "train, predictor annealed: lambda _: 1.0] -> lambda _: 0.9]",
+    "train, predictor clipped: clip_grad_norm_(agent.parameters(), -> clip_grad_norm_([*agent.parameters(), "
+    "*rnd.predictor.parameters()],",
 )
 def test_training(script):
     """Every weight, metric and return is that of tests/reference/ppo_rnd.py, whatever the options."""
@@ -312,8 +312,8 @@ RUN += "--random-steps 5 --total-timesteps 150 --checkpoint-every 50 --eval-ever
 
 @catches(
     "train, curiosity not saved: rnd=rnd, -> ",
-    "train, the scheduler is not saved: scheduler=scheduler, -> ",
-    "train, the predictor's optimizer is not saved: predictor_optimizer=predictor_optimizer -> ",
+    "train, the scheduler is not saved: optimizer, scheduler=scheduler -> optimizer",
+    "train, the optimizer is not saved: optimizer=optimizer, -> ",
     "RND.__init__, sums not saved: dtype=torch.float64)) -> dtype=torch.float64), persistent=False)",
 )
 def test_killed_resumed(script, tmp_path, monkeypatch):

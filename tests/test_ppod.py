@@ -47,13 +47,13 @@ def store(script, reward=(), value=(), slots=1, **given):
     """A PPODBuffer that holds these demos; rho is 0.1 and phi 0.3."""
     demos = script.PPODBuffer(script.Args(**given), slots, LINE, TWO)
     for demo in reward:
-        demos.add(demos.reward_demos, demo)
+        demos.reward_demos.append(demo)
     for demo in value:
-        demos.add(demos.value_demos, demo)
+        demos.value_demos.append(demo)
     return demos
 
 
-def play(script, demos, rewards, values, end, first=0, demo_id=0):
+def play(script, demos, rewards, values, end, first=0, replayed=None):
     """Show the PPODBuffer a rollout: an episode or (end "") a part of it, whose observations are first, first + 1, …
 
     Behind an episode that is terminated (t) or cut off (c) comes its reset row, here with reward 99 and value 99.
@@ -62,7 +62,7 @@ def play(script, demos, rewards, values, end, first=0, demo_id=0):
     rollout = script.SequenceBuffer(rows, 1, LINE, TWO)
     rollout.obs[:, 0, 0] = first + np.arange(rows + 1)
     rollout.rewards[:, 0] = [*rewards, 99][:rows]
-    rollout.reset_rows[steps:], rollout.demo_ids[:steps] = True, demo_id
+    rollout.reset_rows[steps:], rollout.demos[:steps] = True, replayed
     rollout.terminated[steps - 1], rollout.truncated[steps - 1] = end == "t", end == "c"
     demos.track_potential_demos(rollout, torch.tensor([*values, 99, 99], dtype=torch.float64)[: rows + 1, None])
 
@@ -78,7 +78,8 @@ def play(script, demos, rewards, values, end, first=0, demo_id=0):
     "PPODBuffer.sample_demo, always the first reward demo: rng.integers(len(self.reward_demos)) -> 0",
     "PPODBuffer.restart, all slots may replay: np.arange(len(obs)) > 0 -> np.ones(len(obs), bool)",
     "PPODBuffer.restart, replays go on: self.episodes = [[] for _ in self.episodes] -> pass",
-    "PPODBuffer.restart, environments are taken for used ones: self.needs_reset[:] = False -> pass",
+    "PPODBuffer.restart, environments are taken for used ones: self.replays = [None] * len(obs) -> self.replays[0] = "
+    "None",
 )
 def test_what_comes_next(script):
     """rho 0.1, phi 0.3: a draw u < 0.1 is a reward demo, u < 0.4 a value demo, else the environment; so it is where the
@@ -95,9 +96,10 @@ def test_what_comes_next(script):
         demos, draws = store(script, rewards, values), planned(0.05, 0.1, 0.39, 0.4, 0.99)
         assert [demos.sample_demo(draws) for _ in expected] == expected
     demos = store(script, [reward], slots=3)
-    demos.replays, demos.needs_reset[:], demos.episodes = [reward] * 3, True, [[1], [], [2]]
-    assert demos.restart(None, np.full((3, 1), 7.0), planned(0.05, 0.05, 0.05)).ravel().tolist() == [7, 0, 0]
-    assert demos.replays == [None, reward, reward] and demos.needs_reset.tolist() == [False, True, True]
+    demos.replays, demos.episodes = [reward] * 3, [[1], [], [2]]
+    used = SimpleNamespace(reset=lambda options: (np.full((3, 1), 99.0), {}))  # nothing is to be reset
+    assert demos.restart(used, np.full((3, 1), 7.0), planned(0.99, 0.05, 0.05)).ravel().tolist() == [7, 7, 0]
+    assert demos.replays == [None, None, reward]
     assert demos.episodes == [[], [], []]
 
 
@@ -140,7 +142,8 @@ def tell(script, demos, story):
     "PPODBuffer.check_demo_buffer_capacity, the shortest goes: max(from_agents -> min(from_agents",
     "PPODBuffer.check_demo_buffer_capacity, the oldest goes: demo: demo.max_value -> demo: 0",
     "PPODBuffer.check_demo_buffer_capacity, the highest value demo goes: min(self.value_demos -> max(self.value_demos",
-    "PPODBuffer.add_reward_demo, published, one empties the list: self.add( -> self.reward_demos = []; self.add(",
+    "PPODBuffer.add_reward_demo, published, one empties the list: self.reward_demos.append(demo) -> "
+    "self.reward_demos = [demo]",
     "PPODBuffer.add_reward_demo, the threshold falls: if lowest > (self.reward_threshold or 0): -> if True:",
     "PPODBuffer.add_reward_demo, the threshold stays: self.reward_threshold = lowest -> pass",
     "PPODBuffer.consider, only worse ones join: demo.max_value > min -> demo.max_value < min",
@@ -220,8 +223,7 @@ def test_without_threshold_a_return_must_be_positive(script):
     "PPODBuffer.finish_episode, the last value: t, i], values.max() -> t, i], values[-1]",
     "PPODBuffer.finish_episode, the next episode inherits: self.episodes[i].clear() -> pass",
     "PPODBuffer.finish_episode, values go stale: demo.max_value = float(values.max()) -> pass",
-    "PPODBuffer.finish_episode, all values follow: demo.id == buffer.demo_ids[t, i] -> True",
-    "PPODBuffer.finish_episode, replays are candidates: if buffer.demo_ids[t, i] == 0: -> if True:",
+    "PPODBuffer.finish_episode, replays are candidates: if demo is None: -> if True:",
     "PPODBuffer.track_potential_demos, reset rows stay: rows = rows[~buffer.reset_rows[rows, i]] -> pass",
     "PPODBuffer.track_potential_demos, cut where a rollout ends: parts.append( -> parts.clear(); parts.append(",
 )
@@ -251,7 +253,7 @@ def test_what_an_episode_becomes(script):
     ):
         assert len(demo.rewards) == length and [demo.total, demo.terminated, demo.max_value] == expected
         assert demo.obs.ravel().tolist() == list(range(first, first + length + 1))
-    play(script, demos, [0, 0, 5], [0.2, 0.6, 0.3], "t", demo_id=negative.id)
+    play(script, demos, [0, 0, 5], [0.2, 0.6, 0.3], "t", replayed=negative)
     assert (negative.max_value, minus_one.max_value) == (0.6, 0.5)
     assert (len(demos.reward_demos), len(demos.value_demos)) == (3, 2)
 
@@ -393,7 +395,7 @@ def train_with(script, demos, *makers, **given):
     def with_demos(args, envs):
         buffer = script.PPODBuffer(args, args.num_envs, envs.single_observation_space, envs.single_action_space)
         for demo in demos:
-            buffer.add(buffer.reward_demos, demo)
+            buffer.reward_demos.append(demo)
         return buffer
 
     small = {"num_envs": 3, "num_steps": 8, "chunk_length": 4, "num_minibatches": 1, "update_epochs": 1, "gru_size": 3}
@@ -405,8 +407,7 @@ def train_with(script, demos, *makers, **given):
 
 
 @catches(
-    "PPODBuffer.draw_next, the environment is seen in mid-episode: to_reset[i] = self.needs_reset[i] -> pass",
-    "PPODBuffer.draw_next, the last demo's environment is seen: self.needs_reset[i] = True -> pass",
+    "PPODBuffer.draw_next, the environment is seen in mid-episode: to_reset.any() -> False",
     "PPODBuffer.draw_next, the environment before the demo: next_obs[i] = demo.obs[0] -> pass",
     "PPODBuffer.draw_next, a demo goes on where it was: self.position[i] = 0 -> self.position[i] %= 2",
     "PPODBuffer.draw_next, the old observation of what was reset: next_obs[to_reset] = first_obs[to_reset] -> pass",
@@ -415,9 +416,9 @@ def train_with(script, demos, *makers, **given):
     "PPODBuffer.insert_replays, a reward in a reset row: buffer.rewards[t, reset_rows] = 0 -> pass",
     "PPODBuffer.insert_replays, an end in a reset row: buffer.terminated[t, reset_rows] = False -> pass",
     "PPODBuffer.insert_replays, replays are not counted: self.replayed_rows += 1 -> pass",
-    "train, replays counted: real = ~buffer.reset_rows[t] & (buffer.demo_ids[t] == 0) -> real = ~buffer.reset_rows[t]",
-    "train, returns of replays counted: dones & real, ~real -> dones, ~real",
-    "train, no replay at first: obs = demos.restart(envs, obs, rng)\n    buffer -> buffer",
+    "train, replays counted: reset_rows | buffer.demos[t].astype(bool) -> reset_rows",
+    "train, returns of replays counted: reset_rows & ~uncounted, uncounted -> reset_rows, uncounted",
+    "train, no replay at first: obs = demos.restart(envs, obs, rng) -> pass",
     "PPODBuffer.insert_replays, what a step led to is not stored: buffer.obs[t + 1] = next_obs -> pass",
 )
 def test_replays(script):
@@ -433,9 +434,12 @@ def test_replays(script):
         rewards = -np.arange(1, length + 1, dtype=np.float32)
         demos.append(script.Demo(obs, np.ones((length, 1), int), rewards, end == "t", float(rewards.sum())))
     run, calls = train_with(script, demos, *[lambda i=i: Walk(plans[i], i) for i in range(3)], total_timesteps=110)
-    assert calls[0].buffer.demo_ids[0].any()  # slots draw before their first row
+    assert calls[0].buffer.demos[0].any()  # slots draw before their first row
     rows = lambda name: np.concatenate([getattr(call.buffer, name)[:8] for call in calls])
-    columns = [rows(name) for name in "obs rewards terminated truncated reset_rows demo_ids".split()]
+    columns = [rows(name) for name in "obs rewards terminated truncated reset_rows".split()]
+    lengths = [None, *(length for length, _ in replays.values())]
+    demo_ids = np.vectorize(lambda demo: lengths.index(demo and len(demo.rewards)))(rows("demos"))
+    columns.append(demo_ids)
     finished, totals = [], []
     for i in range(3):
         slot, expected = list(zip(*[column[:, i].tolist() for column in columns])), []
@@ -452,7 +456,7 @@ def test_replays(script):
                 totals.append(sum(rewards))
             expected.append(([name, number, length], 0, False, False, True, 0))
         assert slot == expected[: len(slot)]
-    *_, reset_rows, demo_ids = columns
+    reset_rows = rows("reset_rows")
     real_rows, replayed = (~reset_rows & (demo_ids == 0)).sum(), (demo_ids > 0).sum()
     assert (rows("actions")[demo_ids > 0] == 1).all()
     assert all((call.buffer.obs[-1] == after.buffer.obs[0]).all() for call, after in zip(calls, calls[1:]))
@@ -469,7 +473,7 @@ def test_replays(script):
 def check_rollout(script, agent, buffer, noise, args):
     """Actions, log-probs, states, values and advantages of a rollout that `agent` played; its GRU's states after it."""
     reset_rows = torch.tensor(np.append(buffer.reset_rows, [[False] * 3], 0))
-    replayed, actions = torch.tensor(buffer.demo_ids > 0), torch.tensor(buffer.actions)
+    replayed, actions = torch.tensor(buffer.demos.astype(bool)), torch.tensor(buffer.actions)
     features, states = agent.features(torch.tensor(buffer.obs), reset_rows, buffer.state)
     output, values = agent.actor(features[:-1]), agent.critic(features)[..., 0]
     drawn = output + agent.log_std.exp() * noise if agent.continuous else (output + noise).argmax(2, keepdim=True)
@@ -496,8 +500,8 @@ TRAININGS = [
 
 @catches(
     "train, the GRU's state is lost between rollouts: buffer.state = state -> buffer.state = 0 * state",
-    "train, the GRU forgets in acting: agent.sample(obs, dones, state, -> agent.sample(obs, dones, 0 * state,",
-    "train, the GRU never forgets: agent.sample(obs, dones, state, -> agent.sample(obs, dones & False, state,",
+    "train, the GRU forgets in acting: sample(obs, reset_rows, state, -> sample(obs, reset_rows, 0 * state,",
+    "train, the GRU never forgets: sample(obs, reset_rows, state, -> sample(obs, reset_rows & False, state,",
     "train, one draw for all steps: noise[t] -> noise[0]",
     "train, observations change places: t, obs, rng) -> t, obs, rng)[[2, 0, 1]]",
     "train, gradients add up: optimizer.zero_grad() -> pass",
@@ -516,7 +520,7 @@ TRAININGS = [
     "SequenceBuffer.transform_rewards, signs not learnt: if args.clip_reward: -> if False:",
     "SequenceBuffer.transform_rewards, as they are: if args.normalize_reward: -> if False:",
     "SequenceBuffer.compute_advantages, from the state itself: values[1:], terminated -> values[:-1], terminated",
-    "SequenceBuffer.log_probs_and_values, nobody is certain: self.demo_ids > 0 -> self.demo_ids > 10**9",
+    "SequenceBuffer.log_probs_and_values, nobody is certain: self.demos.astype(bool) -> np.zeros_like(self.reset_rows)",
     "sequence_loss, state of the last step of a chunk: batch.states[0] -> batch.states[-1]",
     "sequence_loss, reset rows learnt: trained = ~batch.reset_rows -> trained = batch.reset_rows | True",
     "sequence_loss, reset rows in the mean: normalize(advantages) -> normalize(batch.advantages)[trained]",
@@ -553,7 +557,7 @@ def test_training(script):
                 optimizer.param_groups[0]["lr"] = 5e-2 * (1 - step / 24 if args.anneal_lr else 1)
                 close(run.all_logged["learning_rate"][rollout], optimizer.param_groups[0]["lr"])
                 seen.append(call.buffer.obs[:-1][~call.buffer.reset_rows])
-                step += (~call.buffer.reset_rows & (call.buffer.demo_ids == 0)).sum()
+                step += (~call.buffer.reset_rows & ~call.buffer.demos.astype(bool)).sum()
             played = ~call.batch.reset_rows
             features, _ = agent.features(call.batch.obs, call.batch.reset_rows, call.batch.states[0])
             pi, values = distributions(agent, agent.actor(features)[played]), agent.critic(features)[played][:, 0]

@@ -117,7 +117,7 @@ def test_distributional_loss(script):
 @catches(
     "td_losses, never double: if args.double -> if False",
     "td_losses, never clipped: args.clip_error -> False",
-    "td_losses, gamma for gamma^n: discounts = batch.discounts -> discounts = 0.5",
+    "td_losses, gamma for gamma^n: batch.terminated, batch.discounts, -> batch.terminated, 0.5,",
 )
 def test_td_losses(script):
     """Two actions, action 1 was taken, over two steps with rewards that sum to 3; gamma^2 = 0.25.
@@ -442,7 +442,7 @@ SWITCHES = "double prioritized dueling multi_step distributional noisy".split()
 PLANS = [[(4, "t"), (6, "c")], [(1, "b"), (7, "c"), (2, "t")]]
 SHORT = {"num_envs": 2, "hidden_sizes": (8, 6), "num_atoms": 5, "v_min": -10.0, "v_max": 90.0, "gamma": 0.8, "seed": 5}
 SHORT |= {"batch_size": 6, "learning_starts": 11, "train_frequency": 3, "gradient_steps": 2, "buffer_size": 20}
-SHORT |= {"target_network_frequency": 5, "tau": 0.4, "total_timesteps": 36, "learning_rate": 0.02, "n_step": 3}
+SHORT |= {"target_network_frequency": 5, "total_timesteps": 36, "learning_rate": 0.02, "n_step": 3}
 SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
 
 
@@ -453,6 +453,7 @@ SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
     "train, weighted errors: update_priorities(slots, errors) -> update_priorities(slots, weights * errors)",
     "train, epsilon beside the noise: 0 if args.noisy else -> ",
     "train, reset rows stored: truncated, reset_rows) -> truncated, reset_rows & False)",
+    "train, the target stays: target.load_state_dict(agent.state_dict()) -> pass",
 )
 def test_training(script):
     """36 steps of two environments: every weight and priority is that of tests/reference/rainbow.py, with all six

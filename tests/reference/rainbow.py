@@ -99,5 +99,5 @@ def train(script, args, agent, target, envs):
                 optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 36)
             if now % 5 == 0:
                 for p, q in zip(target.parameters(), agent.parameters()):
-                    p.data = 0.6 * p.data + 0.4 * q.data
+                    p.data = q.data.clone()
     return priorities
