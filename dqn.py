@@ -65,8 +65,8 @@ class Args:
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 100_000  # transitions kept; checkpoints hold them too: gigabytes for images
     learning_starts: int = 1_000  # environment steps before the first update
-    train_frequency: int = 4  # environment steps from one update to the next
-    gradient_steps: int = 1  # gradient steps per update
+    train_frequency: int = 4  # environment steps from one round of updates to the next
+    gradient_steps: int = 1  # gradient steps per round
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # environment steps between updates of the target network
@@ -354,7 +354,7 @@ def train(args):
         # The environments took several steps at once: update as often as if one by one.
         for step in range(first_step, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
-                agent.train()  # dropout, if you add it, acts in the loss alone
+                agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
                     batch = buffer.sample(args.batch_size, rng)
                     loss, q = dqn_loss(agent, target, batch, args)
@@ -847,13 +847,6 @@ class Run:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
             make_envs(args, 1, video=self.dir / "videos").close()
-        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
-        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
-        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
-        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
-        config["versions"] = {name: version(name) for name in packages}
-        config["started"] = self.started = time.time_ns()
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
@@ -861,6 +854,13 @@ class Run:
         self.parts = {"run": self, "agent": agent, **parts}
         if (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(self.args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        config["started"] = self.started = time.time_ns()
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
         total = self.args.total_timesteps
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
@@ -1086,7 +1086,7 @@ def main():
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
             run_dir = train(args)["run_dir"]
-            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            watch = ["python", Path(sys.argv[0]).as_posix(), "--evaluate", run_dir, "--render", *code_flags(args)]
             print(f"to watch the best agent: {shlex.join(watch)}")
             return
         screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
@@ -1099,10 +1099,11 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-            print(f"film: {film or 'none'}")
+        if film:
+            print(f"film: {film}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
-        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
+        line = " ".join(str(error).split())
+        tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")

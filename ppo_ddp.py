@@ -492,7 +492,10 @@ def approximate_kl(log_ratios):
 
 
 def ppo_loss(agent, batch, args):
-    """The loss of a Batch, to be minimised, and a dict of metrics to log."""
+    """The loss of a Batch, to be minimised, and a dict of metrics to log.
+
+    -L_clip - ent_coef E[entropy] + vf_coef L_value   (arXiv 1707.06347, eq. 9, negated)
+    """
     log_probs, entropies, values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
@@ -626,7 +629,7 @@ TUNED = {
                                  "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
                                  "total_timesteps": 100_000},
     "LunarLander-v3": LUNAR_LANDER,
-    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "total_timesteps": 1_000_000},
+    "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "init_std": 0.37, "total_timesteps": 1_500_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
                          "total_timesteps": 3_000_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
@@ -1238,13 +1241,6 @@ class Run:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
             make_envs(args, 1, video=self.dir / "videos").close()
-        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
-        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
-        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
-        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
-        config["versions"] = {name: version(name) for name in packages}
-        config["started"] = self.started = time.time_ns()
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
@@ -1252,6 +1248,13 @@ class Run:
         self.parts = {"run": self, "agent": agent, **parts}
         if (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(self.args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        config["started"] = self.started = time.time_ns()
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
         total = self.args.total_timesteps
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
@@ -1477,7 +1480,7 @@ def main():
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
             run_dir = train(args)["run_dir"]
-            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            watch = ["python", Path(sys.argv[0]).as_posix(), "--evaluate", run_dir, "--render", *code_flags(args)]
             print(f"to watch the best agent: {shlex.join(watch)}")
             return
         screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
@@ -1490,10 +1493,11 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-            print(f"film: {film or 'none'}")
+        if film:
+            print(f"film: {film}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
-        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
+        line = " ".join(str(error).split())
+        tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")

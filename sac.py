@@ -180,7 +180,7 @@ class SoftActorCritic(nn.Module):
         self.target_critics = copy.deepcopy(self.critics)
         first_alpha = 1.0 if args.alpha is None else args.alpha
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
-        self.target_entropy = -float(self.action_dimensions)  # at most log 2 per dimension: of uniform actions
+        self.target_entropy = -float(self.action_dimensions)  # that of uniform actions is log 2 per dimension
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         inputs = math.prod(observation_space.shape)
@@ -267,7 +267,7 @@ def squashed_gaussian(mean, log_std, noise):
 def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
-        x <- (1 - theta) x + scale N(0, 1)   (steps of the process in arXiv 1509.02971, section 7)
+        x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7, in steps of 1)
 
     Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
     about 1 / theta steps. So the agent tries the same thing several times in a row.
@@ -997,13 +997,6 @@ class Run:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
             make_envs(args, 1, video=self.dir / "videos").close()
-        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
-        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
-        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
-        config = {"script": Path(__file__).stem, "args": asdict(args), "commit": commit}
-        config["versions"] = {name: version(name) for name in packages}
-        config["started"] = self.started = time.time_ns()
-        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
@@ -1011,6 +1004,13 @@ class Run:
         self.parts = {"run": self, "agent": agent, **parts}
         if (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
+        command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
+        commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()
+        packages = [name for name in ("torch", "gymnasium", "numpy") if name in sys.modules]
+        config = {"script": Path(__file__).stem, "args": asdict(self.args), "commit": commit}
+        config["versions"] = {name: version(name) for name in packages}
+        config["started"] = self.started = time.time_ns()
+        write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
         total = self.args.total_timesteps
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
@@ -1236,7 +1236,7 @@ def main():
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
             run_dir = train(args)["run_dir"]
-            watch = ["python", sys.argv[0], "--evaluate", run_dir, "--render", *code_flags(args)]
+            watch = ["python", Path(sys.argv[0]).as_posix(), "--evaluate", run_dir, "--render", *code_flags(args)]
             print(f"to watch the best agent: {shlex.join(watch)}")
             return
         screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
@@ -1249,10 +1249,11 @@ def main():
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None
         if film or args.render:
             evaluate(agent, args, 1, seed, args.render, film)
-            print(f"film: {film or 'none'}")
+        if film:
+            print(f"film: {film}")
     except UserError as error:
-        text = "".join(letter if letter.isprintable() else " " for letter in str(error))
-        tqdm.write(f"{sys.argv[0]}: {' '.join(text.split())}", file=sys.stderr)
+        line = " ".join(str(error).split())
+        tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")

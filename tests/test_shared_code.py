@@ -17,18 +17,18 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (69200, 560),
+    "ppo.py": (69300, 560),
     "ddpg_td3.py": (65600, 475),
     "dqn.py": (59200, 380),
     "es.py": (61800, 380),
     "maddpg_matd3.py": (78100, 645),
     "mappo.py": (85500, 710),
-    "ppo_ddp.py": (78300, 590),
+    "ppo_ddp.py": (78400, 590),
     "ppo_masked.py": (71000, 555),
-    "ppo_rnd.py": (75150, 665),
-    "ppod.py": (93150, 885),
+    "ppo_rnd.py": (75100, 665),
+    "ppod.py": (92600, 885),
     "qlearning.py": (50500, 300),
-    "rainbow.py": (76150, 685),
+    "rainbow.py": (75800, 685),
     "reinforce.py": (49200, 300),
     "sac.py": (66700, 515),
 }
