@@ -8,7 +8,7 @@ Runs that differ in nothing but their seed are one setting, and each setting is 
 seeds, the band reaches from the worst seed to the best. The legend names what differs. Each environment has a panel.
 A folder that holds no run is left out, with a line that says so.
 
-    python compare.py runs/*                                  # all runs there are -> compare.png
+    python compare.py runs/*                                  # all runs there are, in compare.png
     python compare.py runs/A runs/B runs/C --table            # and print final means with 95 % intervals
     python compare.py runs/* --returns training --x seconds   # returns while training, against time
     python compare.py runs/* --tensorboard events             # and write all figures for TensorBoard
@@ -16,6 +16,7 @@ A folder that holds no run is left out, with a line that says so.
 """
 
 import csv
+import glob
 import json
 import os
 import sys
@@ -120,8 +121,11 @@ def leave_out(reason):
 
 def read_runs(args):
     """LoggedRuns of the folders that hold one; of the others, a line each says why. UserError if none is left."""
+    folders = []
+    for name in args.run_dirs:
+        folders += sorted(glob.glob(name)) if "*" in name else [name]  # cmd.exe and PowerShell leave runs/* as it is
     runs = []
-    for folder in args.run_dirs:
+    for folder in folders:
         try:
             runs.append(read_run(folder, args.returns, args.x))
         except UserError as error:
@@ -308,8 +312,10 @@ def compare(args):
 def main():
     """Compare as the flags say. What the user can mend is one line on stderr and exit code 2."""
     sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter of a label shows a ?
+    flags = sys.argv[1:]
+    flags = flags[: flags.index("#")] if "#" in flags else flags  # cmd.exe and zsh hand over comments
     try:
-        compare(tyro.cli(Args, description=__doc__))
+        compare(tyro.cli(Args, args=flags, description=__doc__))
     except UserError as error:
         print(f"{sys.argv[0]}: {printable(error)}", file=sys.stderr)
         sys.exit(2)

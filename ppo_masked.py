@@ -850,6 +850,8 @@ def make_envs(args, num_envs, render=False, video=None):
         if is_users_own(error):
             raise
         message = str(error)  # Gymnasium's advice on Box2D needs a compiler
+        if isinstance(error, gym.error.NameNotFound):
+            message += " One of your own is module:Id-v0, such as my_env:Line-v0"
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
         if is_users_own(error):
@@ -858,12 +860,12 @@ def make_envs(args, num_envs, render=False, video=None):
         if isinstance(error, ImportError) and package != "gymnasium":
             help = f" (pip install {package.replace('_', '-')})"
         elif isinstance(error, json.JSONDecodeError):
-            help = """: --env-kwargs takes JSON, such as '{"size": 5}'"""
+            help = ": JSON is wanted, such as " + shell(["--env-kwargs", '{"size": 5}'])
         elif "'render_mode'" in str(error):
             help = ": what cannot take render_mode cannot be shown or filmed"
         given = [] if args.env_kwargs == "{}" else ["--env-kwargs", args.env_kwargs]
         given += ["--wrappers", *args.wrappers] if args.wrappers else []
-        raise UserError(f"cannot make {shlex.join([args.env_id, *given])}: {error}{help}") from error
+        raise UserError(f"cannot make {shell([args.env_id, *given])}: {error}{help}") from error
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)
@@ -922,6 +924,9 @@ update_epochs train_frequency gradient_steps policy_frequency n_step target_netw
 SIGNED = "stop_at_return max_episode_return initial_reward_threshold v_min v_max".split()  # the rest: from 0
 
 
+shell = subprocess.list2cmdline if os.name == "nt" else shlex.join  # a command, to be copied
+
+
 class UserError(Exception):
     """What the user can mend: `main` prints its one line."""
 
@@ -929,14 +934,15 @@ class UserError(Exception):
 def tuned(*flags, **given):
     """Args from flags or keywords; the rest from a run (to resume, to evaluate, `config`) or TUNED."""
     plain = lambda number: (number[1] or "") + f"{float(number[2]):.15g}"  # 1000000 for 1e6
-    flags = [re.sub(r"^(--[\w-]+=)?(\d+\.?\d*e\d+)$", plain, flag) for flag in flags]
+    flags = flags[: flags.index("#")] if "#" in flags else flags  # cmd.exe and zsh hand over comments
+    flags = [re.sub(r"^(--[\w-]+=)?(\d+\.?\d*[eE]\d+)$", plain, flag) for flag in flags]
     if flags and not flags[0].startswith("-"):
         flags.insert(0, "--env-id")
     # Parsed twice: the first time tells where the other values come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     paths = [first.resume, first.evaluate, first.config or first.run_dir]
     if paths.count(None) < 2 or "" in paths:
-        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir, and give its name")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -945,7 +951,7 @@ def tuned(*flags, **given):
     args = parse(replace(defaults, **given), flags)
     code = code_flags(args) if path else []
     if code and code != code_flags(first):
-        raise UserError(f"{path} may execute anything; if you trust it, add {shlex.join(code)}")
+        raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
         if isinstance(value, int | float) and name not in SIGNED and not value >= least:
@@ -980,7 +986,8 @@ def code_flags(args):
     is_own = args.env_kwargs in ("{}", own.get("env_kwargs")) and args.wrappers in ((), own.get("wrappers"))
     if re.fullmatch(SAFE_IDS, args.env_id) and is_own:
         return []
-    flags = ["--env-id", args.env_id, "--env-kwargs", args.env_kwargs]
+    flags = ["--env-id", args.env_id]
+    flags += [] if args.env_kwargs == "{}" else ["--env-kwargs", args.env_kwargs]
     return [*flags, "--wrappers", *args.wrappers] if args.wrappers else flags
 
 
@@ -1010,7 +1017,8 @@ def load(run_dir, model="best", *flags, **given):
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
-    envs = make_envs(args, episodes, render, video)  # one each: else short episodes count too often
+    here = replace(args, async_envs=False) if hasattr(args, "async_envs") else args  # not 20 processes
+    envs = make_envs(here, episodes, render, video)  # one each: else short episodes count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
         agent.begin_episodes(episodes)
@@ -1053,7 +1061,8 @@ def write_csv(path, table):
     """Write a table, a dict of columns."""
     rows = np.transpose(list(table.values()))
     head = ",".join(table)
-    write_file(path, lambda file: np.savetxt(file, rows, "%.10g", ",", header=head, comments=""))
+    save = lambda file: np.savetxt(file, rows, "%.10g", ",", header=head, comments="", encoding="utf-8")
+    write_file(path, save)
 
 
 def read_parts(path, parts):
@@ -1185,7 +1194,7 @@ class Run:
         """Collect numbers, or tensors of one number; a row of metrics.csv holds their means."""
         for name, value in metrics.items():
             if getattr(value, "shape", ()) not in ((), (1,)):
-                raise ValueError(f"the metric {name} is not one number: {value}")
+                raise ValueError(f"the metric {name} is not one number, but {tuple(value.shape)}")
             self.logged.setdefault(name, []).append(value)
 
     def mean_return(self):
@@ -1285,7 +1294,7 @@ class Run:
         """Write learning_curve.png: returns, their running mean, evaluations; below, CURVE's metrics."""
         from matplotlib.figure import Figure  # slow to import
 
-        figure = Figure(figsize=(9, 7), layout="constrained")
+        figure = Figure(figsize=(3 * max(3, len(CURVE)), 7), layout="constrained")
         axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
         top, steps = axes["returns"], self.metrics["step"]
         at, returns, _ = self.episodes.values()
@@ -1297,7 +1306,7 @@ class Run:
         if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
             top.set_yscale("symlog", linthresh=10)
         title = f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}"
-        top.set(title=title, ylabel="return")
+        top.set(title=title, ylabel="return before the wrappers" if self.args.wrappers else "return")
         top.legend()
         for name, title in CURVE.items():
             axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
@@ -1305,7 +1314,7 @@ class Run:
             if bound[-1] < 2 * axes[name].get_ylim()[1]:  # known and near
                 axes[name].plot(steps, bound, "--", color="gray")
             axes[name].set(title=title, xlabel="environment steps")
-            axes[name].locator_params(axis="x", nbins=4)
+            axes[name].locator_params(axis="x", nbins=3)
         write_file(self.dir / "learning_curve.png", partial(figure.savefig, dpi=120, format="png"))
 
     def finish(self):
@@ -1333,7 +1342,7 @@ def main():
         if not args.evaluate:
             run_dir = train(args)["run_dir"]
             watch = ["python", Path(sys.argv[0]).as_posix(), "--evaluate", run_dir, "--render", *code_flags(args)]
-            print(f"to watch the best agent: {shlex.join(watch)}")
+            print(f"to watch the best agent: {shell(watch)}")
             return
         screens = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
@@ -1352,7 +1361,7 @@ def main():
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit("stopped: --resume RUN_DIR goes on from the last checkpoint, if any")
+        sys.exit("\nstopped: --resume RUN_DIR goes on from the last checkpoint, if any")
 
 
 if __name__ == "__main__":

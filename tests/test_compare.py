@@ -277,7 +277,7 @@ def test_run_folders_are_only_read(tmp_path):
     run = make_run(tmp_path / "made_up_run", (1, 2))
     for name in ("numpy.py", "matplotlib.py", "json.py", "sitecustomize.py", "checkpoint.pt", "envs.pkl"):
         Path(run, name).write_text("import pathlib; pathlib.Path('executed').touch()")
-    command = [sys.executable, "-c", WATCHED, compare.__file__, run, "--table"]
+    command = [sys.executable, "-c", WATCHED, compare.__file__, "made_up*", "--table", "#", "a", "comment"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "config.json r\nevaluations.csv r\n")
     assert sorted(os.listdir(tmp_path)) == ["compare.png", "made_up_run"] and len(os.listdir(run)) == 8

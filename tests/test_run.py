@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -578,11 +579,21 @@ class Wide(gym.Env):
         return np.zeros(1, np.float32), 1.0, self.at == 10, False, {}
 
 
+@catches("evaluate, a process for each episode: async_envs=False -> async_envs=True")
+def test_evaluations_stay_in_one_process(script):
+    """Where processes are spawned, twenty of them would take a minute to start, and gigabytes."""
+    args = script.Args(async_envs=True, env_id="Acrobot-v1", hidden_sizes=(4,), max_episode_steps=5)
+    envs = script.make_envs(replace(args, async_envs=False), 1)
+    with mock.patch.object(gym.vector, "AsyncVectorEnv", side_effect=AssertionError):
+        assert script.evaluate(script.make_agent(args, envs), args, 2) == (-5, 0)
+
+
 @catches(
     "parse, only ids that are registered: [*gym.registry, *TUNED] -> [*gym.registry]",
     'tuned, an id without its flag: if flags and not flags[0].startswith("-"): -> if False:',
     "tuned, 1e6 behind an equals sign: (--[\\w-]+=)? -> ()?",
     "tuned, numbers with an e are rounded: .15g -> .0f",
+    'tuned, a comment is read: if "#" in flags -> if False',
 )
 def test_short_forms_of_flags(script):
     """`python ppo.py Acrobot` is `python ppo.py --env-id Acrobot-v1`, of plugins too; 2e6 is 2000000."""
@@ -593,8 +604,8 @@ def test_short_forms_of_flags(script):
     with mock.patch.object(gym, "registry", {known: None for known in gym.registry if "MiniGrid" not in known}):
         for env_id in ("MiniGrid-Empty-5x5", "minigrid:MiniGrid-Empty-5x5-v0"):
             assert script.tuned(env_id) == script.tuned(env_id="MiniGrid-Empty-5x5-v0")
-    for flags in (["--total-timesteps", "2e6"], ["--total-timesteps=2e6"]):
-        found = None
+    for flags in ("--total-timesteps 2e6", "--total-timesteps=2E6", "--total-timesteps 2000000  # don't stop"):
+        found, flags = None, flags.split()
         with contextlib.suppress(SystemExit):
             found = script.tuned(*flags)
         assert found == script.tuned(total_timesteps=2_000_000)
@@ -678,7 +689,7 @@ REFUSED = {
     "--env-id Cartpol-v1": "Cartpol",
     "--env-id nosuch:Thing-v0": "nosuch",
     '--env-kwargs {"lenght":1}': "lenght",
-    "--env-kwargs [": "takes JSON",
+    "--env-kwargs [": "JSON is wanted",
     '--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}': "9x9",
     '--env-id MiniGrid-Empty-5x5-v0 --env-kwargs {"foo":1}': "'foo'",
     "--env-id run_worlds:Blind-v0 --capture-video": "cannot be shown or filmed",
