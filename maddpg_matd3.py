@@ -72,7 +72,7 @@ class Args:
     policy_frequency: int = 2  # critic updates per update of actors and targets; maddpg: 1
     noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
     state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward, critic for the team; FP: one per agent
-    share_policy: bool = False  # all agents share one actor (with FP, one critic too)
+    share_policy: bool = False  # agents share one actor (FP: one critic too, which knows them only by what they see)
     actor_learning_rate: float = 1e-3  # Adam's learning rate for the actors
     critic_learning_rate: float = 1e-3  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
@@ -220,10 +220,11 @@ class Agents(nn.Module):
             available = [rows.new_ones(len(rows), size) > 0 for size in self.action_sizes]
         return obs, available
 
-    def choose(self, actors, rows, rng):
+    def choose(self, actors, rows, rng=None):
         """(actions, outputs), lists over agents. Actions are tanh(output) or Gumbel-softmax draws.
 
-        Gradients flow back through both. The NumPy generator `rng` draws Discrete actions.
+        Gradients flow back through both. The NumPy generator `rng` draws Discrete actions; without it,
+        they are the most likely ones.
         """
         actions = []
         outputs = []
@@ -231,7 +232,7 @@ class Agents(nn.Module):
             output = actor(obs)
             outputs.append(output)
             if self.discrete:
-                noise = rng.gumbel(size=output.shape)
+                noise = np.zeros(output.shape) if rng is None else rng.gumbel(size=output.shape)
                 noise = torch.as_tensor(noise, dtype=torch.float32, device=self.device)
                 logits = torch.where(available, output, -1e9)  # -inf could make gradients NaN
                 actions.append(gumbel_softmax(logits, noise, self.args.gumbel_temperature))
@@ -271,15 +272,7 @@ class Agents(nn.Module):
         """The actors' actions in rows (N, …) without noise, as the environment takes them."""
         if np.ndim(rows) != 2:
             raise ValueError("act takes a batch of team rows; for one, it is act(row[None])")
-        actions = []
-        rows = torch.as_tensor(rows, device=self.device)
-        for actor, obs, available in zip(self.actors, *self.views(rows)):
-            output = actor(obs)
-            if self.discrete:
-                best = torch.where(available, output, -math.inf).argmax(1)
-                actions.append(nn.functional.one_hot(best, output.shape[1]))
-            else:
-                actions.append(torch.tanh(output))
+        actions, _ = self.choose(self.actors, torch.as_tensor(rows, device=self.device))
         return self.to_env(torch.cat(actions, dim=1).cpu().numpy())
 
     def to_env(self, actions):
@@ -486,19 +479,19 @@ def valid_mean(x, valid):
     return (x * valid).sum() / valid.sum().clamp(min=1)
 
 
-def in_turn(own, actions):
+def with_own_actions(own, actions):
     """n copies of B stored joint actions, (n·B, A_1 + … + A_n); in each, one agent's is replaced.
 
     In copy i, agent i does what its actor chooses: (a^1, …, mu^i(o^i), …, a^n) in eq. 5 of arXiv
     1706.02275. `own`, the actors' choices, and `actions`, the stored ones, are lists over agents of
     (B, A_i). The first B rows are the first agent's copy, the next B the second agent's, and so on.
     """
-    turns = []
+    copies = []
     for i in range(len(own)):
         joint = list(actions)
         joint[i] = own[i]
-        turns.append(torch.cat(joint, dim=1))
-    return torch.cat(turns)
+        copies.append(torch.cat(joint, dim=1))
+    return torch.cat(copies)
 
 
 @torch.no_grad()
@@ -549,7 +542,7 @@ def actors_loss(agents, batch, rng):
     """
     own, outputs = agents.choose(agents.actors, batch.rows, rng)
     # In copy i only a^i carries a gradient, so one backward pass serves all actors.
-    joint = in_turn(own, batch.actions.split(agents.action_sizes, dim=1))
+    joint = with_own_actions(own, batch.actions.split(agents.action_sizes, dim=1))
     rows = batch.rows.repeat(agents.num_agents, 1)
     values = agents.values(agents.critics[0], rows, joint)  # as in TD3, only of the first twin
     squares = torch.cat([(output**2).mean(1) for output in outputs])
@@ -565,32 +558,19 @@ def num_updates(step, args):
     return max(0, rounds) * args.gradient_steps
 
 
-def update_all_critics(agents, optimizer, batch, targets, args):
-    """One gradient step for all critics. Returns a dict of metrics to log."""
-    loss, value_mean = critics_loss(agents, batch, targets)
+def gradient_step(loss, networks, optimizer, args):
+    """One step down the gradient of the loss for these networks; others get no gradients."""
+    weights = list(networks.parameters())
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward(inputs=weights)
     if args.max_grad_norm is not None:
-        nn.utils.clip_grad_norm_(agents.critics.parameters(), args.max_grad_norm)
+        nn.utils.clip_grad_norm_(weights, args.max_grad_norm)
     optimizer.step()
-    return {"critic_loss": loss.detach(), "value_mean": value_mean}
-
-
-def update_all_actors(agents, optimizer, batch, args, rng):
-    """One gradient step for all actors. Returns a dict of metrics to log."""
-    loss, squares = actors_loss(agents, batch, rng)
-    penalized = loss + args.output_penalty * squares  # as MADDPG's code does, against saturated outputs
-    optimizer.zero_grad()
-    penalized.backward(inputs=list(agents.actors.parameters()))  # no gradients for the critics
-    if args.max_grad_norm is not None:
-        nn.utils.clip_grad_norm_(agents.actors.parameters(), args.max_grad_norm)
-    optimizer.step()
-    return {"actor_loss": loss.detach()}
 
 
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
+    check_algorithm(args)  # `tuned` has set the three flags of --algorithm: see ALGORITHMS
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agents = make_agent(args, envs)
     set_threads(image=False)
@@ -607,7 +587,7 @@ def train(args):
 
     updates = num_updates(run.step, args)  # of the critics, so far
     envs, rows, reset_rows, rng = run.new_envs()
-    buffer.cut()  # no n-step window reaches from old episodes into new ones
+    buffer.cut()  # after --resume: no n-step window reaches from old episodes into new ones
     while not run.is_finished():
         if run.step < args.learning_starts:
             actions = agents.random_actions(rows, rng)
@@ -624,10 +604,16 @@ def train(args):
             batch = buffer.sample(args.batch_size, rng, agents.device)
             targets = matd3_targets(agents, batch, args, rng)
             agents.train()  # if you add dropout, it belongs to the losses alone
-            run.log(**update_all_critics(agents, critic_optimizer, batch, targets, args))
+            critic_loss, value_mean = critics_loss(agents, batch, targets)
+            gradient_step(critic_loss, agents.critics, critic_optimizer, args)
+            run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
             critic_scheduler.step()
             if updates % args.policy_frequency == 0:  # TD3, trick 3: these are updated less often
-                run.log(**update_all_actors(agents, actor_optimizer, batch, args, rng))
+                actor_loss, squares = actors_loss(agents, batch, rng)
+                # As in MADDPG's code, a penalty against saturated outputs.
+                penalized = actor_loss + args.output_penalty * squares
+                gradient_step(penalized, agents.actors, actor_optimizer, args)
+                run.log(actor_loss=actor_loss.detach())
                 actor_scheduler.step()
                 polyak(agents.target_actors, agents.actors, args.tau)
                 polyak(agents.target_critics, agents.critics, args.tau)
@@ -838,7 +824,9 @@ class TeamEnv(gym.Env):
     def find_states(self, infos):
         """(where the environment's own states are: "infos", "state()" or None; their sizes).
 
-        One size for each agent, or a single one if they share a state. An image does not count.
+        One size for each agent, or a single one if they share a state. If state() has n rows, n the
+        number of agents, each row is one agent's state; so a grid that happens to have n rows must be
+        flattened. An image (uint8, three dimensions) does not count.
         """
         if all("state" in infos.get(name, {}) for name in self.names):
             sizes = [np.size(infos[name]["state"]) for name in self.names]
@@ -851,7 +839,7 @@ class TeamEnv(gym.Env):
             state = np.asarray(self.env.state())
         except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is not a function
             return None, []
-        if state.dtype in (np.uint8, object) or state.size == 0:
+        if state.dtype == object or state.size == 0 or (state.dtype == np.uint8 and state.ndim == 3):
             return None, []
         if state.ndim == 2 and len(state) == len(self.names):
             return "state()", [state.shape[1]] * len(state)
@@ -863,7 +851,7 @@ class TeamEnv(gym.Env):
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         obs, infos = self.env.reset(seed=seed)
-        return self.row(self.env.agents, obs, infos), self.info({}, {})
+        return self.row(self.env.agents, obs, infos), self.info((), {}, {})
 
     def step(self, actions):
         """One step, in which the agents that are alive act; the actions of the dead are ignored."""
@@ -882,7 +870,7 @@ class TeamEnv(gym.Env):
         final = {name: obs[name] for name in acting if name in obs}  # also of those that have just ended
         shown = {name: obs[name] for name in going_on} | final
         row = self.row(acting if over else going_on, shown, infos)
-        info = self.info(rewards, terminated)
+        info = self.info(acting, rewards, terminated)
         return row, float(info["rewards"].sum()), all_terminated, cut_off, info
 
     def row(self, alive, obs, infos):
@@ -908,10 +896,13 @@ class TeamEnv(gym.Env):
             put(row, self.layout.state, self.env.state())
         return row
 
-    def info(self, rewards, terminated):
-        """The agents' own rewards and terminations, as arrays; those of the dead are 0 and False."""
+    def info(self, acting, rewards, terminated):
+        """The agents' own rewards and terminations, as arrays; those of the dead are 0 and False.
+
+        An agent that has acted, and of which `terminated` says nothing, is gone: it has terminated.
+        """
         own_rewards = [np.asarray(rewards.get(name, 0), float).item() for name in self.names]
-        own_ends = [bool(terminated.get(name)) for name in self.names]
+        own_ends = [bool(terminated.get(name, name in acting)) for name in self.names]
         return {"rewards": np.array(own_rewards, np.float32), "terminated": np.array(own_ends)}
 
     def render(self):
@@ -939,7 +930,7 @@ def checked_space(space, name):
 
 
 def choices(space):
-    """How many choices a mask of available actions has in each factor; none for a Box."""
+    """How many choices each factor of an action has; none for a Box."""
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.ravel().tolist()
     return [int(space.n)] if isinstance(space, spaces.Discrete) else []

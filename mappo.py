@@ -137,21 +137,21 @@ class TeamNetwork(nn.Module):
         else:
             self.mlp = mlp(inputs, hidden_sizes, outputs, gain)
 
-    def forward(self, x, rnn_states, reset_rows):
-        """(outputs (L, S, outputs), states (L + 1, S, H)) for x (L, S, inputs).
+    def forward(self, x, first, reset_rows):
+        """(outputs (L, S, outputs), rnn_states (L + 1, S, H)) for x (L, S, inputs).
 
-        rnn_states (S, H) is the state before the first step, states[t] the one before step t.
+        rnn_states[t] are the GRU's states before step t; `first` (S, H) are those before step 0.
         reset_rows (L, S) marks the rows that only reset an environment. Such a row holds the final
         observation and still gets its episode's state; the next row gets zeros.
         """
         if not self.recurrent:
-            return self.mlp(x), rnn_states.expand(len(x) + 1, *rnn_states.shape)
-        states = [rnn_states]
+            return self.mlp(x), first.expand(len(x) + 1, *first.shape)
+        rnn_states = [first]
         hidden = []
         for x_t, reset_t in zip(self.body(x), reset_rows):
-            hidden.append(self.gru(x_t, states[-1]))
-            states.append(hidden[-1] * ~reset_t[:, None])
-        return self.head(torch.stack(hidden)), torch.stack(states)
+            hidden.append(self.gru(x_t, rnn_states[-1]))
+            rnn_states.append(hidden[-1] * ~reset_t[:, None])
+        return self.head(torch.stack(hidden)), torch.stack(rnn_states)
 
 
 class AgentPolicy(nn.Module):
@@ -167,7 +167,7 @@ class AgentPolicy(nn.Module):
         self.action_space = action_space
         self.continuous = isinstance(action_space, spaces.Box)
         self.factored = can_be_split(action_space, args.action_factor)
-        self.output_sizes = output_sizes(action_space)  # categories of each factor; for a Box, its D
+        self.output_sizes = choices(action_space) or [spaces.flatdim(action_space)]  # for a Box, its D
         if self.factored:
             self.output_sizes = [args.action_factor, int(action_space.n) // args.action_factor]
         self.outputs = sum(self.output_sizes)
@@ -179,35 +179,41 @@ class AgentPolicy(nn.Module):
             self.action_scale, self.action_bias = scale_and_bias(action_space)
 
     def logits_or_means(self, obs, rnn_states, reset_rows, available_actions):
-        """(outputs (L, S, outputs), states) of TeamNetwork; logits of unavailable actions are -1e9.
+        """(outputs (L, S, outputs), rnn_states) of TeamNetwork; logits of unavailable actions are -1e9.
 
         `available_actions` is (L, S, outputs), or (L, S, 0) if the environment has no masks.
         """
-        outputs, states = self.network(obs, rnn_states, reset_rows)
+        outputs, rnn_states = self.network(obs, rnn_states, reset_rows)
         if available_actions.shape[-1] > 0:
             outputs = outputs.masked_fill(available_actions == 0, -1e9)
-        return outputs, states
+        return outputs, rnn_states
 
     def forward(self, obs, rnn_states, reset_rows, available_actions, actions):
-        """(log-probs (L, S) of actions (L, S, D), entropies (L, S), states of TeamNetwork)."""
-        outputs, states = self.logits_or_means(obs, rnn_states, reset_rows, available_actions)
+        """(log-probs (L, S) of actions (L, S, D), entropies (L, S), rnn_states of TeamNetwork)."""
+        outputs, rnn_states = self.logits_or_means(obs, rnn_states, reset_rows, available_actions)
         rows = outputs.flatten(0, 1)
         flat_actions = actions.flatten(0, 1)
         if self.continuous:
             log_probs, entropies = gaussian(rows, flat_actions, self.log_std)
         else:
             log_probs, entropies = categorical(rows, flat_actions, self.output_sizes)
-        return log_probs.view(reset_rows.shape), entropies.view(reset_rows.shape), states
+        return log_probs.view(reset_rows.shape), entropies.view(reset_rows.shape), rnn_states
 
-    def choose(self, outputs, noise):
-        """Actions (S, D) for logits or means (S, outputs), drawn with noise (S, outputs).
+    def choose(self, outputs, rng=None):
+        """Actions (S, D) for logits or means (S, outputs), drawn with the NumPy generator `rng`.
 
-        Team.draw_noise draws it: Gumbel noise for logits, normal noise for means. With noise 0 the
-        actions are the most likely ones.
+        The argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick).
+        Without rng, the most likely action is chosen.
         """
+        if rng is not None:
+            draw = rng.standard_normal if self.continuous else rng.gumbel
+            noise = torch.as_tensor(draw(size=outputs.shape), dtype=torch.float32, device=outputs.device)
+            if self.continuous:
+                noise = self.log_std.exp() * noise
+            outputs = outputs + noise
         if self.continuous:
-            return outputs + self.log_std.exp() * noise
-        logits_of_factors = (outputs + noise).split(self.output_sizes, dim=1)
+            return outputs
+        logits_of_factors = outputs.split(self.output_sizes, dim=1)
         return torch.stack([logits.argmax(dim=1) for logits in logits_of_factors], dim=1)
 
     def to_env(self, actions):
@@ -242,12 +248,13 @@ class Team(nn.Module):
         self.args = args
         self.device = device
         self.num_agents = len(action_spaces)
-        agents = range(self.num_agents)
-        self.followers = [list(agents)] if args.share_policy else [[i] for i in agents]
+        everybody = list(range(self.num_agents))
+        self.followers = [everybody] if args.share_policy else [[i] for i in everybody]
         obs_sizes = [part.stop - part.start for part in layout.observations]
         self.widest = max(obs_sizes)  # FP pads all observations to this length
         self.actors = nn.ModuleList()
-        for first, *_ in self.followers:
+        for agents in self.followers:
+            first = agents[0]  # the others of them observe and do alike
             self.actors.append(AgentPolicy(obs_sizes[first], action_spaces[first], args))
         if args.state_type == "EP":
             self.values_per_env = 1
@@ -275,9 +282,9 @@ class Team(nn.Module):
 
         EP (environment-provided) is the state: the environment's own, or else all observations side
         by side. FP has for each agent its own observation, padded with zeros, and the state (its own
-        state, if the environment has one for each agent). A dead agent has zeros (in the paper, with
-        its number); its value is what its team still gets. The names are those of arXiv 2103.01955,
-        section 5.2. But "side by side" is CL there, and FP, feature-pruned, is not pruned here: AS.
+        state, if the environment has one for each agent). Without --agent-rewards, a dead agent has
+        zeros (in the paper, with its number); its value is what its team still gets. In arXiv
+        2103.01955, section 5.2, our FP is called AS, and all observations side by side CL.
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]
@@ -286,45 +293,32 @@ class Team(nn.Module):
             obs = team_rows[..., part]
             obs = nn.functional.pad(obs, (0, self.widest - obs.shape[-1]))
             state = team_rows[..., self.layout.states[i]]
-            alive = team_rows[..., [self.layout.alive.start + i]]
+            seen = torch.cat([obs, state], dim=-1)
             # With --agent-rewards nothing is learned from the rows of the dead: they need no zeros.
             # And if an agent was truncated, the row after its end has its final observation.
-            if self.args.agent_rewards:
-                alive = torch.ones_like(alive)
-            states.append(torch.cat([obs, state], dim=-1) * alive)
+            if not self.args.agent_rewards:
+                seen = seen * team_rows[..., [self.layout.alive.start + i]]
+            states.append(seen)
         return torch.stack(states, dim=2).flatten(1, 2)
 
-    def draw_noise(self, rng, num_envs):
-        """A list over policies of noise (N·F, outputs) for `sample`; `rng` is a NumPy generator.
-
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
-        Gumbel-max trick).
-        """
-        noise = []
-        for actor, agents in zip(self.actors, self.followers):
-            draw = rng.standard_normal if actor.continuous else rng.gumbel
-            numbers = draw(size=(num_envs * len(agents), actor.outputs))
-            noise.append(torch.as_tensor(numbers, dtype=torch.float32, device=self.device))
-        return noise
-
     @torch.no_grad()
-    def sample(self, team_rows, rnn_states, reset_rows, noise):
+    def sample(self, team_rows, rnn_states, reset_rows, rng=None):
         """One step in team_rows (N, …): (actions (N·F, D), next rnn_states (N·F, H)).
 
-        Both, and rnn_states and noise, are lists over policies. To the networks it is a sequence of
-        L = 1 step.
+        Both, and rnn_states, are lists over policies; for `rng` see AgentPolicy.choose. To the networks
+        it is a sequence of L = 1 step.
         """
         team_rows = torch.as_tensor(team_rows, device=self.device).unsqueeze(0)
         reset_rows = torch.as_tensor(reset_rows, device=self.device).unsqueeze(0)
         all_actions = []
-        next_states = []
-        for k, (actor, agents) in enumerate(zip(self.actors, self.followers)):
+        next_rnn_states = []
+        for actor, agents, before in zip(self.actors, self.followers, rnn_states):
             obs, available_actions = self.views(team_rows, agents)
             resets = reset_rows.repeat_interleave(len(agents), dim=1)
-            outputs, states = actor.logits_or_means(obs, rnn_states[k], resets, available_actions)
-            all_actions.append(actor.choose(outputs[0], noise[k]).cpu().numpy())
-            next_states.append(states[-1])
-        return all_actions, next_states
+            outputs, after = actor.logits_or_means(obs, before, resets, available_actions)
+            all_actions.append(actor.choose(outputs[0], rng).cpu().numpy())
+            next_rnn_states.append(after[-1])
+        return all_actions, next_rnn_states
 
     def to_env(self, all_actions):
         """Each policy's actions (N·F, D) as the environment takes them: a tuple over agents."""
@@ -337,11 +331,11 @@ class Team(nn.Module):
 
     def first_states(self, num_envs):
         """A list over policies of the recurrent states (N·F, H) before an episode: zeros."""
-        states = []
+        rnn_states = []
         for actor, agents in zip(self.actors, self.followers):
             shape = num_envs * len(agents), actor.network.hidden_size
-            states.append(torch.zeros(shape, device=self.device))
-        return states
+            rnn_states.append(torch.zeros(shape, device=self.device))
+        return rnn_states
 
     def begin_episodes(self, num_envs):
         """Clear `memory`: the next rows that `act` gets begin num_envs new episodes."""
@@ -355,8 +349,7 @@ class Team(nn.Module):
         if np.ndim(team_rows) != 2:
             raise ValueError("act takes a batch of team rows; for one, it is act(row[None])")
         no_resets = np.zeros(len(team_rows), bool)
-        no_noise = [0] * len(self.actors)
-        all_actions, self.memory = self.sample(team_rows, self.memory, no_resets, no_noise)
+        all_actions, self.memory = self.sample(team_rows, self.memory, no_resets)
         return self.to_env(all_actions)
 
 
@@ -449,10 +442,8 @@ class TeamBuffer:
         and returns are in the units of rewards, values are the critic's outputs: with value_norm,
         they are normalised.
 
-        A value predicts the return of the whole team, even for an agent that is dead. With FP the
-        state of a dead agent is zeros, so (apart from a GRU's memory) all dead agents share one
-        value, V(0). It is trained like any other. With --agent-rewards a value predicts what one
-        agent will get; dead agents get nothing, so nothing is learned from their rows.
+        A value predicts what the team gets, even after an agent's death. With --agent-rewards it
+        predicts what one agent gets, so nothing is learned from the rows of the dead.
         """
         args = self.args
         on_device = partial(torch.as_tensor, device=team.device)
@@ -462,18 +453,18 @@ class TeamBuffer:
         truncated = on_device(self.truncated).flatten(1, 2)
         reset_rows = on_device(self.reset_rows).repeat_interleave(team.values_per_env, dim=1)
         share_obs = team.share_obs(team_rows)
-        outputs, states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
+        outputs, rnn_states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
         outputs = outputs.squeeze(2)  # (T + 1, S)
         v = outputs if team.value_norm is None else team.value_norm.denormalize(outputs)
         gae_lambda = args.gae_lambda if args.gae else 1.0  # 1: discounted return minus value
         advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, args.gamma, gae_lambda)
-        self.rnn_states_critic = states[-2]  # before row T, where the next rollout begins
+        self.rnn_states_critic = rnn_states[-2]  # before row T, where the next rollout begins
         active = ~reset_rows[:-1]
         if args.agent_rewards:
             active &= (team_rows[:-1, :, self.alive] == 1).flatten(1, 2)
         return CriticSteps(
             share_obs=share_obs[:-1],
-            rnn_states=states[:-2],
+            rnn_states=rnn_states[:-2],
             reset_rows=reset_rows[:-1],
             values=outputs[:-1],
             returns=returns,
@@ -496,8 +487,9 @@ class TeamBuffer:
         actions = torch.as_tensor(self.actions[k], device=team.device)
         obs, available_actions = team.views(team_rows, agents)
         observed = obs, self.rnn_states[k], reset_rows, available_actions
-        log_probs, _, states = actor(*observed, actions)
-        self.rnn_states[k] = states[-1]  # before row T, where the next rollout begins
+        # pi_old's, as when acting, but for the whole rollout at once.
+        log_probs, _, rnn_states = actor(*observed, actions)
+        self.rnn_states[k] = rnn_states[-1]  # before row T, where the next rollout begins
         alive = team_rows[..., self.alive][..., agents].flatten(1, 2)
         active = (alive == 1) & ~reset_rows  # policies do not learn from dead agents or reset rows
         per_env = advantages.unflatten(1, (-1, team.values_per_env))  # (T, N, V)
@@ -506,7 +498,7 @@ class TeamBuffer:
         normalized[active] = normalize(normalized[active])
         return PolicySteps(
             obs=obs,
-            rnn_states=states[:-1],
+            rnn_states=rnn_states[:-1],
             reset_rows=reset_rows,
             available_actions=available_actions,
             actions=actions,
@@ -670,12 +662,11 @@ def train(args):
     envs, team_rows, reset_rows, rng = run.new_envs()
     buffer = TeamBuffer(args, team)
     while not run.is_finished():
-        rnn_states = buffer.rnn_states
+        rnn_states = buffer.rnn_states  # policy_steps hands those after the rollout on
         for t in range(args.num_steps):
             buffer.team_rows[t] = team_rows
             buffer.reset_rows[t] = reset_rows
-            noise = team.draw_noise(rng, args.num_envs)
-            actions, rnn_states = team.sample(team_rows, rnn_states, reset_rows, noise)
+            actions, rnn_states = team.sample(team_rows, rnn_states, reset_rows, rng)
             for k, actions_of_policy in enumerate(actions):
                 buffer.actions[k][t] = actions_of_policy
             team_rows, rewards, terminated, truncated, infos = envs.step(team.to_env(actions))
@@ -779,15 +770,6 @@ def gaussian(mean, actions, log_std):
     log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
     return log_density.sum(1), entropy.sum().expand(len(mean))
-
-
-def output_sizes(space):
-    """Categories of each factor of a discrete action space; of a Box, its number of dimensions."""
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ravel().tolist()
-    if isinstance(space, spaces.MultiBinary):
-        return [2] * math.prod(space.shape)
-    return [int(spaces.flatdim(space))]
 
 
 def scale_and_bias(box):
@@ -962,7 +944,9 @@ class TeamEnv(gym.Env):
     def find_states(self, infos):
         """(where the environment's own states are: "infos", "state()" or None; their sizes).
 
-        One size for each agent, or a single one if they share a state. An image does not count.
+        One size for each agent, or a single one if they share a state. If state() has n rows, n the
+        number of agents, each row is one agent's state; so a grid that happens to have n rows must be
+        flattened. An image (uint8, three dimensions) does not count.
         """
         if all("state" in infos.get(name, {}) for name in self.names):
             sizes = [np.size(infos[name]["state"]) for name in self.names]
@@ -975,7 +959,7 @@ class TeamEnv(gym.Env):
             state = np.asarray(self.env.state())
         except (AttributeError, NotImplementedError, TypeError):  # TypeError: `state` is not a function
             return None, []
-        if state.dtype in (np.uint8, object) or state.size == 0:
+        if state.dtype == object or state.size == 0 or (state.dtype == np.uint8 and state.ndim == 3):
             return None, []
         if state.ndim == 2 and len(state) == len(self.names):
             return "state()", [state.shape[1]] * len(state)
@@ -987,7 +971,7 @@ class TeamEnv(gym.Env):
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         obs, infos = self.env.reset(seed=seed)
-        return self.row(self.env.agents, obs, infos), self.info({}, {})
+        return self.row(self.env.agents, obs, infos), self.info((), {}, {})
 
     def step(self, actions):
         """One step, in which the agents that are alive act; the actions of the dead are ignored."""
@@ -1006,7 +990,7 @@ class TeamEnv(gym.Env):
         final = {name: obs[name] for name in acting if name in obs}  # also of those that have just ended
         shown = {name: obs[name] for name in going_on} | final
         row = self.row(acting if over else going_on, shown, infos)
-        info = self.info(rewards, terminated)
+        info = self.info(acting, rewards, terminated)
         return row, float(info["rewards"].sum()), all_terminated, cut_off, info
 
     def row(self, alive, obs, infos):
@@ -1032,10 +1016,13 @@ class TeamEnv(gym.Env):
             put(row, self.layout.state, self.env.state())
         return row
 
-    def info(self, rewards, terminated):
-        """The agents' own rewards and terminations, as arrays; those of the dead are 0 and False."""
+    def info(self, acting, rewards, terminated):
+        """The agents' own rewards and terminations, as arrays; those of the dead are 0 and False.
+
+        An agent that has acted, and of which `terminated` says nothing, is gone: it has terminated.
+        """
         own_rewards = [np.asarray(rewards.get(name, 0), float).item() for name in self.names]
-        own_ends = [bool(terminated.get(name)) for name in self.names]
+        own_ends = [bool(terminated.get(name, name in acting)) for name in self.names]
         return {"rewards": np.array(own_rewards, np.float32), "terminated": np.array(own_ends)}
 
     def render(self):
@@ -1063,7 +1050,7 @@ def checked_space(space, name):
 
 
 def choices(space):
-    """How many choices a mask of available actions has in each factor; none for a Box."""
+    """How many choices each factor of an action has; none for a Box."""
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.ravel().tolist()
     return [int(space.n)] if isinstance(space, spaces.Discrete) else []
@@ -1202,6 +1189,8 @@ def make_team(args, envs):
         raise UserError("happo updates one policy after the other: add --no-share-policy")
     if args.agent_rewards and args.state_type == "EP":
         raise UserError("agent_rewards needs a value for each agent: add --state-type FP")
+    if args.happo and args.agent_rewards:
+        raise UserError("happo is for a team: without --agent-rewards")
     if args.recurrent and not args.hidden_sizes:
         raise UserError("hidden_sizes needs a layer, which the GRU follows")
     size = args.action_factor

@@ -341,14 +341,13 @@ exercise(
     },
     random=random_teams,
     mistakes={
-        "not looking at deaths": "dim=-1) * alive -> dim=-1)",
-        "leaving the state to the dead": "torch.cat([obs, state], dim=-1) * alive -> "
-        "torch.cat([obs * alive, state], dim=-1)",
-        "letting one death be all agents' in its environment": "alive = team_rows[..., [self.layout.alive.start + i]] "
-        "-> alive = team_rows[..., self.layout.alive].amin(-1, keepdim=True)",
-        "letting one who is alive be alive for all in its environment": "alive = team_rows[..., "
-        "[self.layout.alive.start + i]] -> alive = team_rows[..., self.layout.alive].amax(-1, keepdim=True)",
-        "zeros for the dead with agent_rewards as well": "if self.args.agent_rewards: -> if False:",
+        "not looking at deaths": "if not self.args.agent_rewards: -> if False:",
+        "leaving the state to the dead": "seen = seen * -> seen[..., : self.widest] *=",
+        "letting one death be all agents' in its environment": "team_rows[..., [self.layout.alive.start + i]] "
+        "-> team_rows[..., self.layout.alive].amin(-1, keepdim=True)",
+        "letting one who is alive be alive for all in its environment": "team_rows[..., "
+        "[self.layout.alive.start + i]] -> team_rows[..., self.layout.alive].amax(-1, keepdim=True)",
+        "zeros for the dead with agent_rewards as well": "if not self.args.agent_rewards: -> if True:",
         "putting both environments of an agent side by side": "torch.stack(states, dim=2) -> "
         "torch.stack(states, dim=1)",
         "filling up at the left": "(0, self.widest - obs.shape[-1]) -> (self.widest - obs.shape[-1], 0)",

@@ -205,9 +205,9 @@ def set_weights(network, weight, bias):
     "actors_loss, others do what they would now: batch.actions.split(agents.action_sizes, dim=1) -> own",
     "actors_loss, downhill: return -valid_mean(values -> return valid_mean(values",
     "critics_loss, not squared: (values - targets) ** 2 -> (values - targets).abs()",
-    "in_turn, all at once: joint = list(actions) -> joint = list(own)",
-    "in_turn, another's turn: joint[i] = own[i] -> joint[-1 - i] = own[-1 - i]",
-    "in_turn, old ones put in: joint[i] = own[i] -> pass",
+    "with_own_actions, all at once: joint = list(actions) -> joint = list(own)",
+    "with_own_actions, another's turn: joint[i] = own[i] -> joint[-1 - i] = own[-1 - i]",
+    "with_own_actions, old ones put in: joint[i] = own[i] -> pass",
 )
 def test_an_update(script):
     """Two agents, mu^i(o) = tanh(w^i o), Q(s, a, b) = s + 2 a - 3 b, mu' = 0, Q' = 4 s + a; no twins, noise or biases.
@@ -234,8 +234,8 @@ def test_an_update(script):
     critic = agents.critics[0][0][0]
     close(torch.cat([critic.weight.grad[0], critic.bias.grad]), [-8, -8, -4, -8, -8])
     squashed = np.tanh([0.3, -0.2])
-    own, _ = agents.choose(agents.actors, row, None)
-    close(script.in_turn(own, batch.actions.split(1, dim=1)), [[squashed[0], 1], [0.5, squashed[1]]])
+    own, _ = agents.choose(agents.actors, row)
+    close(script.with_own_actions(own, batch.actions.split(1, dim=1)), [[squashed[0], 1], [0.5, squashed[1]]])
     loss, squares = script.actors_loss(agents, batch, None)
     loss.backward()
     close(loss, -((1 + 2 * squashed[0] - 3) + (1 + 2 * 0.5 - 3 * squashed[1])) / 2)
@@ -245,8 +245,9 @@ def test_an_update(script):
 
 
 @catches(
-    "Agents.act, masks ignored: torch.where(available, output, -math.inf) -> output",
-    "Agents.act, not squashed: torch.tanh(output) -> output",
+    "Agents.choose, masks ignored: torch.where(available, output, -1e9) -> output",
+    "Agents.choose, not squashed: torch.tanh(output) -> output",
+    "Agents.act, draws: device=self.device)) -> device=self.device), np.random.default_rng(1))",
     "Agents.to_env, not stretched: scale * action + bias -> action",
     "Agents.to_env, cut off instead of rounded: np.rint(action) -> np.floor(action)",
     "Agents.to_env, start forgotten: action.argmax(1) + space.start -> action.argmax(1)",
@@ -429,7 +430,7 @@ def slow_training(number):
     "train, actors do not wait: updates % args.policy_frequency == 0 -> True",
     "train, target critics stand still: polyak(agents.target_critics, agents.critics, args.tau) -> pass",
     "train, target actors stand still: polyak(agents.target_actors, agents.actors, args.tau) -> pass",
-    "update_all_critics, gradients add up: optimizer.zero_grad() -> pass",
+    "gradient_step, gradients add up: optimizer.zero_grad() -> pass",
     "train, one learning rate: (), args.actor_learning_rate -> (), args.critic_learning_rate",
     "train, rows that reset are steps: reset_rows = terminated | truncated -> reset_rows = terminated & truncated",
     "train, explores from the start: if run.step < args.learning_starts -> if False",
@@ -438,10 +439,10 @@ def slow_training(number):
     "train, not annealed: if args.anneal_lr -> if False",
     "train, the actors' rate stands still: actor_scheduler.step() -> pass",
     "train, the critics' rate stands still: critic_scheduler.step() -> pass",
-    "update_all_critics, gradients too long: critics.parameters(), args. -> critics.parameters(), 9 + args.",
-    "update_all_actors, gradients too long: agents.actors.parameters(), args. -> agents.actors.parameters(), 9 + args.",
+    "train, the critics' gradients too long: critic_optimizer, args) -> critic_optimizer, Args(max_grad_norm=9.0))",
+    "train, the actors' gradients too long: actor_optimizer, args) -> actor_optimizer, Args(max_grad_norm=9.0))",
     "train, windows reach over a restart: run.new_envs()\n            buffer.cut() -> run.new_envs()",
-    "update_all_actors, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
+    "train, penalty forgotten: + args.output_penalty * squares -> + 0 * squares",
 )
 def test_training(script):
     """50 steps of two environments whose agents die, with a ring of 12 steps each: all that was logged, returned and
@@ -496,7 +497,7 @@ def test_games_are_solved(script, play, space, end, state_type, least, worth):
     run = rehearse(script, lambda: script.TeamEnv(Game(play, space, end)), state_type=state_type, **QUICK)
     assert run.evaluations["return_mean"][-1] >= least
     agents, row = run.agent, torch.from_numpy(run.parts["buffer"].rows[0, :1]).repeat(len(worth), 1)
-    best, _ = agents.choose(agents.actors, row, SimpleNamespace(gumbel=lambda size: np.zeros(size)))
+    best, _ = agents.choose(agents.actors, row)
     close(agents.values(agents.critics[0], row, torch.cat(best, 1)), worth, atol=0.1 * sum(worth))
 
 

@@ -106,7 +106,7 @@ def test_return_at_a_death(script):
     "TeamBuffer.insert_results, a death is no end: (next_rows[:, self.alive] == 0) -> (next_rows[:, self.alive] > 9)",
     'TeamBuffer.insert_results, terminated and cut off: over & ~infos["terminated"] -> terminated[:, None]',
     "TeamBuffer.critic_steps, the dead learn: if args.agent_rewards: -> if False:",
-    "Team.share_obs, the dead have no final state: if self.args.agent_rewards: -> if False:",
+    "Team.share_obs, the dead have no final state: if not self.args.agent_rewards: -> if True:",
 )
 def test_rewards_and_ends_of_each_agent(script):
     """FP with --agent-rewards: two agents with rewards of their own, gamma = lambda = 1/2, and V(o, s) = o.
@@ -195,7 +195,7 @@ def small_team(script, **given):
 
 
 @catches(
-    "Team.share_obs, the dead are seen: state], dim=-1) * alive -> state], dim=-1)",
+    "Team.share_obs, the dead are seen: if not self.args.agent_rewards: -> if False:",
     "Team.share_obs, one death is all agents': self.layout.alive.start + i -> self.layout.alive.start + 1",
     "Team.share_obs, agents before environments: .flatten(1, 2) -> .swapaxes(1, 2).flatten(1, 2)",
 )
@@ -303,7 +303,7 @@ def test_happo_hands_on_the_product_of_ratios(script):
 
 @catches(
     "TeamNetwork.forward, a state survives the reset row: * ~reset_t[:, None] -> ",
-    "TeamNetwork.forward, forgets before the final state: x_t, states[-1] -> x_t, states[-1] * ~reset_t[:, None]",
+    "TeamNetwork.forward, forgets before the final state: rnn_states[-1])) -> rnn_states[-1] * ~reset_t[:, None]))",
 )
 def test_recurrent_network(script):
     """All steps at once are one step after the other; the row that resets is seen with the episode in mind."""
@@ -321,9 +321,10 @@ def test_recurrent_network(script):
 
 
 @catches(
-    "AgentPolicy.choose, no noise: (outputs + noise) -> outputs",
-    "Team.draw_noise, normal noise: rng.gumbel -> rng.standard_normal",
+    "AgentPolicy.choose, no noise: outputs + noise -> outputs",
+    "AgentPolicy.choose, normal noise: else rng.gumbel -> else rng.standard_normal",
     "AgentPolicy.logits_or_means, masks do not bind: == 0, -1e9 -> == 0, 0.0",
+    "Team.act, draws: self.memory, no_resets) -> self.memory, no_resets, np.random.default_rng(0))",
 )
 def test_actions_are_drawn_with_their_probabilities(script):
     """Logits log 1, 2, 3, the second not available: 1/4, 0, 3/4 of 10,000 draws (3 sigma: 0.013), which is also what
@@ -335,9 +336,8 @@ def test_actions_are_drawn_with_their_probabilities(script):
     rows = np.tile(np.float32([1, 1, 0, 1]), (10_000, 1))
     policy.network.mlp[-1].weight.data[:] = 0
     policy.network.mlp[-1].bias.data[:] = torch.tensor([1.0, 2, 3]).log()
-    noise = team.draw_noise(np.random.default_rng(0), 10_000)
     no = np.zeros(10_000, bool)
-    (actions,), _ = team.sample(rows, team.first_states(10_000), no, noise)
+    (actions,), _ = team.sample(rows, team.first_states(10_000), no, np.random.default_rng(0))
     close(np.bincount(actions[:, 0], minlength=3) / 10_000, [0.25, 0, 0.75], atol=0.013)
     given = torch.ones(1, 2, 1), torch.zeros(2, 0), torch.zeros(1, 2, dtype=bool), torch.tensor(rows[None, :2, 1:])
     log_probs, entropies, _ = policy(*given, torch.tensor([[[0], [2]]]))
@@ -377,7 +377,9 @@ def test_actions_as_the_environment_takes_them(script):
     gaussian = policy(spaces.Box(-1, 1, (2,)))
     gaussian.log_std.data[:] = torch.tensor([1.0, 3.0]).log()
     assert gaussian.outputs == 2
-    close(gaussian.choose(torch.tensor([[5.0, 6.0]]), torch.tensor([[1.0, -1.0]])), [[6, 3]])
+    drawn = SimpleNamespace(standard_normal=lambda size: np.reshape([1.0, -1.0], size))
+    for rng, action in ((drawn, [6, 3]), (None, [5, 6])):
+        close(gaussian.choose(torch.tensor([[5.0, 6.0]]), rng), [action])
 
 
 @catches(
@@ -554,10 +556,10 @@ def watched(owner, name, look):
     "train, memory lost between rollouts: = buffer.rnn_states -> = team.first_states(args.num_envs)",
     "train, resets of the other environment: rnn_states, reset_rows, -> rnn_states, reset_rows[::-1].copy(),",
     "Team.sample, resets of no agent: reset_rows.repeat_interleave -> (reset_rows & False).repeat_interleave",
-    "TeamBuffer.policy_steps, memory begins anew: self.rnn_states[k] = states[-1] -> pass",
-    "TeamBuffer.policy_steps, states after the step: rnn_states=states[:-1] -> rnn_states=states[1:]",
-    "TeamBuffer.critic_steps, memory begins anew: self.rnn_states_critic = states[-2] -> pass",
-    "TeamBuffer.critic_steps, sees the last row twice: critic = states[-2] -> critic = states[-1]",
+    "TeamBuffer.policy_steps, memory begins anew: self.rnn_states[k] = rnn_states[-1] -> pass",
+    "TeamBuffer.policy_steps, states after the step: rnn_states=rnn_states[:-1] -> rnn_states=rnn_states[1:]",
+    "TeamBuffer.critic_steps, memory begins anew: self.rnn_states_critic = rnn_states[-2] -> pass",
+    "TeamBuffer.critic_steps, sees the last row twice: critic = rnn_states[-2] -> critic = rnn_states[-1]",
     "TeamBuffer.critic_steps, resets of another row: critic, reset_rows) -> critic, reset_rows.roll(1, 0))",
     "ratios_now, the last states for the first: steps.rnn_states[0] -> steps.rnn_states[-1]",
 )
@@ -708,6 +710,29 @@ def test_the_dead_and_how_episodes_end(script):
     assert not terminated and truncated  # not all who acted last terminated
 
 
+class Silent(Scripted):
+    """Who ends is gone, and nothing more is said of it."""
+
+    def step(self, actions):
+        obs, _, _, _, infos = super().step(actions)
+        rewards, terminated, truncated = (dict.fromkeys(self.agents, x) for x in (1.0, False, False))
+        return obs, rewards, terminated, truncated, infos
+
+
+@catches(
+    "TeamEnv.info, who left in silence goes on: terminated.get(name, name in acting) -> terminated.get(name)",
+    "TeamEnv.info, the dead terminate: terminated.get(name, name in acting) -> terminated.get(name, True)",
+    "TeamEnv.step, the team goes on: all(terminated.get(name, True) -> all(terminated.get(name)",
+)
+def test_who_leaves_without_a_flag_has_terminated(script):
+    """Agent a leaves at step 1, b at step 3. The team and they themselves say the same: each terminated in its step."""
+    envs, _ = make(script, "Silent", env_kwargs='{"scripts": [{"a": [1, "t"], "b": [3, "t"]}]}')
+    envs.reset(seed=0)
+    for own, team in (([True, False], False), ([False, False], False), ([False, True], True)):
+        _, _, terminated, truncated, infos = envs.step((np.zeros(1, np.int64),) * 2)
+        assert infos["terminated"][0].tolist() == own and (terminated[0], truncated[0]) == (team, False)
+
+
 def tictactoe(render_mode=None):
     """A turn-based game with action masks, of which the waiting player's is empty."""
     from pettingzoo.classic import tictactoe_v3
@@ -764,7 +789,7 @@ def small_run(script, make_env, **settings):
 @catches(
     "TeamEnv.find_states, a table of states is one: if state.ndim == 2 and -> if False and",
     'TeamEnv.find_states, states in infos are not seen: if all("state" in -> if False and all("state" in',
-    "TeamEnv.row, states of others: self.layout.states[i]] = np.ravel -> self.layout.states[-1 - i]] = np.ravel",
+    "TeamEnv.row, states of others: row, self.layout.states[i] -> row, self.layout.states[-1 - i]",
 )
 def test_states_of_each_agent(script):
     """Agents see 0 and 0; their states are (1, 2) and (3, 4), given by state() or in infos: FP shows (0, 1, 2) and
@@ -778,6 +803,18 @@ def test_states_of_each_agent(script):
             rows = torch.tensor(envs.reset(seed=0)[0])
             close(team.share_obs(rows[None])[0], seen)
             assert team.critic.mlp[0].in_features == len(seen[0])
+
+
+@catches(
+    "TeamEnv.find_states, bytes are an image: (state.dtype == np.uint8 and state.ndim == 3) -> state.dtype == np.uint8",
+    "TeamEnv.find_states, an image is a state: (state.dtype == np.uint8 and state.ndim == 3) -> False",
+)
+def test_images_are_no_states(script):
+    """A state of six bytes is one; an image is none, so that all observations, 0 and 0, take its place."""
+    for shape, state in (((6,), [7] * 6), ((2, 3, 1), [0, 0])):
+        env = script.TeamEnv(Matrix(state=lambda shape=shape: np.full(shape, 7, np.uint8)))
+        row, _ = env.reset(seed=0)
+        close(row[env.layout.state], state)
 
 
 class Tenfold(BaseParallelWrapper):
@@ -931,11 +968,12 @@ REFUSED = {
     "--env-id pettingzoo.classic.tictactoe_v3": "it has no parallel_env",
     f"--env-id {SPEAKER} --share-policy": "--no-share-policy",
     "--happo": "--no-share-policy",
+    "--happo --no-share-policy --state-type FP --agent-rewards": "without --agent-rewards",
     '--env-kwargs {"M":3}': "unexpected keyword",
     '--env-kwargs {"local_ratio":2}': "local_ratio is a proportion",
     "--num-minibatches 7": "do not divide into num_minibatches = 7",
     "--recurrent --data-chunk-length 7": "does not divide num_steps",
-    "--recurrent --data-chunk-length -5": "does not divide num_steps",
+    "--recurrent --data-chunk-length -5": "data_chunk_length must be at least 0",
     "--recurrent --hidden-sizes": "needs a layer",
     '--env-id mpe2.simple_reference_v3 --env-kwargs {"continuous_actions":true}': "action_factor = 5",
     f"--env-id {__name__}:tictactoe --action-factor 3": "action masks",
