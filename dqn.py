@@ -696,7 +696,7 @@ def tuned(*flags, **given):
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     paths = [first.resume, first.evaluate, first.config or first.run_dir]
     if paths.count(None) < 2 or "" in paths:
-        raise UserError("choose between --resume, --evaluate and --config or --run-dir, and give its name")
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir, with a name")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     run_dir = first.resume or first.evaluate
@@ -771,7 +771,8 @@ def load(run_dir, model="best", *flags, **given):
 
 def evaluate(agent, args, episodes=100, seed=0, render=False, video=None):
     """(mean, standard deviation) of the returns of `episodes` episodes; if asked, shown or filmed."""
-    here = replace(args, async_envs=False) if hasattr(args, "async_envs") else args  # not 20 processes
+    # not a process for each episode:
+    here = replace(args, async_envs=False) if hasattr(args, "async_envs") else args
     envs = make_envs(here, episodes, render, video)  # one each: else short episodes count too often
     obs, _ = envs.reset(seed=seed)
     if hasattr(agent, "begin_episodes"):  # a recurrent network forgets what it has seen
@@ -1059,8 +1060,8 @@ class Run:
         top.errorbar(at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
         if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
             top.set_yscale("symlog", linthresh=10)
-        title = f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}"
-        top.set(title=title, ylabel="return before the wrappers" if self.args.wrappers else "return")
+        top.set_title(f"{Path(__file__).name}: {self.args.env_id}, seed {self.args.seed}")
+        top.set_ylabel("return before wrappers" if self.args.wrappers else "return")
         top.legend()
         for name, title in CURVE.items():
             axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
