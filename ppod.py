@@ -1077,8 +1077,6 @@ def make_demo_buffer(args, envs):
 
     A run that is resumed from a checkpoint needs no folder: the checkpoint holds its demos.
     """
-    if min(args.rho, args.phi, args.alpha) < 0:
-        raise UserError("rho, phi and alpha must be at least 0")
     if min(args.demo_capacity, args.save_demos_every) < 1:
         raise UserError("demo_capacity or save_demos_every is below 1")
     if args.rho + args.phi >= 1:

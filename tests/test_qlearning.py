@@ -426,7 +426,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "grid_low"}
     refused["--env-id MountainCar-v0 --grid-size 9999"] = "too large"
     refused["--grid-size 0"] = refused["--num-episodes 0"] = refused["--exploration-fraction 0"] = "above 0"
-    refused["--exploration-fraction -0.5"] = "exploration_fraction must be above 0"
+    refused["--exploration-fraction -0.5"] = "exploration_fraction must be at least 0"
     refused["--epsilon-start 0"] = "from epsilon_start to epsilon_min"
     refused['--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}'] = "9x9"
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
