@@ -25,8 +25,8 @@ teammates as they are now (arXiv 2109.11251).
     python mappo.py --evaluate runs/DIR --render    # watch the trained agents
 
 Papers: MAPPO arXiv 2103.01955, HAPPO arXiv 2109.11251 and 2304.09870, PPO arXiv 1707.06347, GAE
-arXiv 1506.02438. The algorithm ends at "# ===== helpers"; the code below it makes environments, keeps
-the run folder and draws the curve.
+arXiv 1506.02438. The algorithm ends at "# ===== helpers"; below it are settings, parts of the networks,
+environments and the run folder.
 """
 
 import ast
@@ -360,7 +360,7 @@ class Team(nn.Module):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after the end of an episode or the rollout)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -544,7 +544,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(pi_old || pi) that is never negative.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative (Schulman's k3).
 
     KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """

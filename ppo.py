@@ -20,8 +20,8 @@ the incentive to move their ratio r far from 1:
     python ppo.py --evaluate runs/DIR --render               # watch the trained agent
 
 Papers: PPO arXiv 1707.06347, GAE arXiv 1506.02438, V-trace (IMPALA) arXiv 1802.01561, design choices
-arXiv 2006.05990. The algorithm ends at "# ===== helpers"; the code below it makes environments, keeps
-the run folder and draws the curve.
+arXiv 2006.05990. The algorithm ends at "# ===== helpers"; below it are settings, parts of the networks,
+environments and the run folder.
 """
 
 import ast
@@ -58,8 +58,8 @@ class Args:
     """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
 
     # algorithm
-    estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value
-    value_target: Literal["lambda", "returns"] = "lambda"  # the critic's: the estimator's, or rewards-to-go
+    estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)
+    value_target: Literal["estimator", "returns"] = "estimator"  # of the critic; returns: those of vanilla
     learning_rate: float = 3e-4  # Adam's learning rate
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
@@ -69,7 +69,7 @@ class Args:
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE only: 0 trusts the critic, 1 the rewards
     rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/pi_old that weights a TD error
-    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that decays the trace; at most rho_clip
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that cuts the trace; at most rho_clip
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -206,8 +206,8 @@ class Agent(nn.Module):
     def draw_noise(self, rng, num_steps, num_envs):
         """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
 
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
-        Gumbel-max trick): as torch.distributions.Categorical would draw, in half of the time.
+        For categories it is Gumbel noise: the argmax of logits + noise is a draw from their softmax
+        (the Gumbel-max trick), in half the time of torch.distributions.Categorical.
         """
         draw = rng.standard_normal if self.continuous else rng.gumbel
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
@@ -278,7 +278,7 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after the end of an episode or the rollout)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -299,7 +299,8 @@ def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, 
         rho_t = min(rho_clip, w), c_t = min(c_clip, w), w = pi/pi_old   (arXiv 1802.01561, section 4)
 
     delta_t is that of GAE; after a termination, v_{t+1} is 0. Where the episode or the rollout is cut
-    off, v_{t+1} is V_{t+1}. In the policy's gradient the paper weighs A_t by rho_t; PPO's ratio stands there.
+    off, v_{t+1} is V_{t+1}. In the policy's gradient the paper multiplies A_t by rho_t; PPO's ratio r does
+    that here. In the first epoch pi is pi_old: if no bound is below 1, A_t is that of GAE with lambda = 1.
     """
     next_values = next_values * ~terminated
     continues = ~(terminated | truncated)
@@ -344,7 +345,7 @@ class RolloutBuffer:
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # the last: after step T
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # one more: what the last step led to
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
@@ -354,17 +355,17 @@ class RolloutBuffer:
         self.rows = None  # a Batch of all rows, made by compute_advantages
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
+        """Divide rewards by the running standard deviation of X, the discounted sum so far; clip to ±10.
 
-            G_t = r_t + gamma G_{t-1}
+            X_t = r_t + gamma X_{t-1}
 
-        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
+        X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
-        G = np.zeros(self.rewards.shape)
-        for t in range(len(G)):
-            G[t] = self.rewards[t] + gamma * self.rewards_so_far
-            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
-        stats.update(G[~self.reset_rows])
+        X = np.zeros(self.rewards.shape)
+        for t in range(len(X)):
+            X[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
+        stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
@@ -391,17 +392,16 @@ class RolloutBuffer:
         terminated = on_device(self.terminated)
         truncated = on_device(self.truncated)
         old_values, next_values = values[:-1], values[1:]
-        ends = terminated, truncated
+        steps = rewards, old_values, next_values, terminated, truncated
         if args.estimator == "gae":
-            decays = args.gamma, args.gae_lambda
-            advantages, returns = compute_gae(rewards, old_values, next_values, *ends, *decays)
+            advantages, returns = compute_gae(*steps, args.gamma, args.gae_lambda)
         elif args.estimator == "vtrace":
             ratios = (log_probs - old_log_probs).exp()
             rho = ratios.clamp(max=args.rho_clip)
             c = ratios.clamp(max=args.c_clip)
-            advantages, returns = compute_vtrace(rewards, old_values, next_values, *ends, rho, c, args.gamma)
+            advantages, returns = compute_vtrace(*steps, rho, c, args.gamma)
         if args.estimator == "vanilla" or args.value_target == "returns":
-            returns = compute_returns(rewards, next_values, *ends, args.gamma)
+            returns = compute_returns(rewards, next_values, terminated, truncated, args.gamma)
         if args.estimator == "vanilla":
             advantages = returns - old_values
         self.rows = Batch(
@@ -462,7 +462,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(pi_old || pi) that is never negative.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative (Schulman's k3).
 
     KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """
@@ -505,9 +505,8 @@ def train(args):
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
-    spaces_of_env = envs.single_observation_space, agent.action_space
+    buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
     envs, obs, reset_rows, rng = run.new_envs()
-    buffer = RolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
@@ -553,7 +552,7 @@ def train(args):
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
             envs, obs, reset_rows, rng = run.new_envs()
-            buffer = RolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
+            buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
 
 

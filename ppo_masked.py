@@ -23,8 +23,8 @@ holds for it. The logits of invalid actions get no gradient. All else is as in p
     python ppo_masked.py --evaluate runs/DIR   # evaluate the trained agent
 
 Papers: invalid action masking arXiv 2006.14171, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The
-algorithm ends at "# ===== helpers"; the code below it makes environments, keeps the run folder and draws
-the curve.
+algorithm ends at "# ===== helpers"; below it are settings, parts of the networks, environments and the
+run folder.
 """
 
 import ast
@@ -271,7 +271,7 @@ class MaskedAgent(nn.Module):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after the end of an episode or the rollout)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -345,17 +345,17 @@ class MaskableRolloutBuffer:
         self.action_masks[t] = masks
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
+        """Divide rewards by the running standard deviation of X, the discounted sum so far; clip to ±10.
 
-            G_t = r_t + gamma G_{t-1}
+            X_t = r_t + gamma X_{t-1}
 
-        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
+        X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
-        G = np.zeros(self.rewards.shape)
-        for t in range(len(G)):
-            G[t] = self.rewards[t] + gamma * self.rewards_so_far
-            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
-        stats.update(G[~self.reset_rows])
+        X = np.zeros(self.rewards.shape)
+        for t in range(len(X)):
+            X[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
+        stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
@@ -463,7 +463,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(pi_old || pi) that is never negative.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative (Schulman's k3).
 
     KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """
@@ -507,9 +507,8 @@ def train(args):
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
     print(f"action masks come from {envs.source}" + ", and are ignored" * args.no_mask)
 
-    spaces_of_env = agent.feature_space, agent.action_space
+    buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
     envs, obs_and_masks, reset_rows, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
-    buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
@@ -547,7 +546,7 @@ def train(args):
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
             envs, obs_and_masks, reset_rows, rng = run.new_envs()
-            buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, *spaces_of_env)
+            buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
 
 

@@ -220,8 +220,8 @@ class Agent(nn.Module):
     def draw_noise(self, rng, num_steps, num_envs):
         """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
 
-        For categories: the argmax of logits + Gumbel noise is a draw from their softmax (the
-        Gumbel-max trick): as torch.distributions.Categorical would draw, in half of the time.
+        For categories it is Gumbel noise: the argmax of logits + noise is a draw from their softmax
+        (the Gumbel-max trick), in half the time of torch.distributions.Categorical.
         """
         draw = rng.standard_normal if self.continuous else rng.gumbel
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
@@ -379,7 +379,7 @@ class RND(nn.Module):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after the end of an episode or the rollout)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -455,17 +455,17 @@ class CuriousBuffer:
         self.rows = None  # a Batch of all rows, made by compute_advantages
 
     def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
+        """Divide rewards by the running standard deviation of X, the discounted sum so far; clip to ±10.
 
-            G_t = r_t + gamma G_{t-1}
+            X_t = r_t + gamma X_{t-1}
 
-        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
+        X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
-        G = np.zeros(self.rewards.shape)
-        for t in range(len(G)):
-            G[t] = self.rewards[t] + gamma * self.rewards_so_far
-            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
-        stats.update(G[~self.reset_rows])
+        X = np.zeros(self.rewards.shape)
+        for t in range(len(X)):
+            X[t] = self.rewards[t] + gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
+        stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
@@ -557,7 +557,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(pi_old || pi) that is never negative.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative (Schulman's k3).
 
     KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """
@@ -603,9 +603,8 @@ def train(args):
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [factor, lambda _: 1.0])
     run.start(agent=agent, rnd=rnd, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
 
-    spaces_of_env = envs.single_observation_space, agent.action_space
+    buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
     envs, obs, reset_rows, rng = run.new_envs()
-    buffer = CuriousBuffer(args.num_steps, args.num_envs, *spaces_of_env)
     while not run.is_finished():
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
@@ -653,7 +652,7 @@ def train(args):
         # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
         if run.write_what_is_due():
             envs, obs, reset_rows, rng = run.new_envs()
-            buffer = CuriousBuffer(args.num_steps, args.num_envs, *spaces_of_env)
+            buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
 
 

@@ -326,7 +326,7 @@ class RecurrentAgent(nn.Module):
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Generalised advantage estimation: (advantages A_t, returns A_t + V(s_t)), each (T, N).
 
-    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after an end)
+    A_t = delta_t + gamma lambda A_{t+1}   (A_{t+1} is 0 after the end of an episode or the rollout)
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t)   (arXiv 1506.02438, eqs. 11, 16)
     """
     deltas = rewards + gamma * next_values * ~terminated - values
@@ -761,7 +761,7 @@ def normalize(advantages):
 
 
 def approximate_kl(log_ratios):
-    """An unbiased estimate of KL(pi_old || pi) that is never negative.
+    """An unbiased estimate of KL(pi_old || pi) that is never negative (Schulman's k3).
 
     KL = E[ (r - 1) - log r ],   r = pi/pi_old
     """

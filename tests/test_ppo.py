@@ -115,7 +115,7 @@ def test_value_targets(script):
     buffer = script.RolloutBuffer(3, 1, NUMBER, TWO)
     buffer.rewards[:, 0], buffer.terminated[2] = [1, 2, 3], True
     log_probs, values = torch.zeros(3, 1), torch.tensor([[1.0], [1], [1], [99]])
-    for target, returns in (("lambda", [2, 3, 3]), ("returns", [2.75, 3.5, 3])):
+    for target, returns in (("estimator", [2, 3, 3]), ("returns", [2.75, 3.5, 3])):
         args = script.Args(gamma=0.5, gae_lambda=0.5, value_target=target)
         buffer.compute_advantages(log_probs, values, log_probs, args)
         close(buffer.rows.advantages[:, 0], [1, 2, 2])
@@ -259,10 +259,10 @@ def test_running_mean_and_deviation(script):
 
 @catches(
     "RolloutBuffer.scale_rewards, survives an end: self.terminated[t] | self.truncated[t] -> self.terminated[t]",
-    "RolloutBuffer.scale_rewards, one end ends all: np.where(self.terminated[t] | self.truncated[t], 0, G[t]) -> "
-    "G[t] * (1 - (self.terminated[t] | self.truncated[t]).max())",
+    "RolloutBuffer.scale_rewards, one end ends all: np.where(self.terminated[t] | self.truncated[t], 0, X[t]) -> "
+    "X[t] * (1 - (self.terminated[t] | self.truncated[t]).max())",
     "RolloutBuffer.scale_rewards, counts reset rows: [~self.reset_rows] -> [self.reset_rows | True]",
-    "RolloutBuffer.scale_rewards, always begins anew: G = np -> self.rewards_so_far[:] = 0; G = np",
+    "RolloutBuffer.scale_rewards, always begins anew: X = np -> self.rewards_so_far[:] = 0; X = np",
     "RolloutBuffer.scale_rewards, not clipped: -10, 10) -> -1e9, 1e9)",
 )
 def test_reward_scaling(script):
