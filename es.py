@@ -74,10 +74,10 @@ class Args:
     weight_decay: float = 0.0  # pulls theta towards zero: this * theta is subtracted from the gradient
     ars: bool = False  # augmented random search (V2), with its own defaults
     top_directions: int | None = None  # ARS: learn only from the best directions, b of them; None: all
-    action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: deviation of noise before tanh
+    action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: standard deviation before tanh
     hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: a linear policy
-    normalize_obs: bool = False  # by mean and deviation over all earlier generations
-    checkpoint_every: int = 0  # steps between checkpoints, which restart nothing here; 0: a tenth, at most 500,000
+    normalize_obs: bool = False  # by mean and standard deviation over all earlier generations
+    checkpoint_every: int = 0  # steps between checkpoints; 0: a tenth, at most 500,000
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -104,8 +104,8 @@ class FlatPolicy(nn.Module):
     """A deterministic policy: linear layers with tanh between them, or a single linear layer.
 
     All weights and biases lie in one vector, theta, of D numbers. A Discrete action is the argmax of
-    the outputs. A dimension of a Box with two bounds is squashed into them by tanh; any other passes
-    through, up to the bound that it has.
+    the outputs. A dimension of a Box with two bounds is squashed into them by tanh; any other is only
+    clipped, to the bound that it has.
     """
 
     def __init__(self, observation_space, action_space, args):
@@ -144,7 +144,7 @@ class FlatPolicy(nn.Module):
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def act(self, obs):
-        """What theta itself does, without noise, for observations (B, …), as the environment takes it."""
+        """Actions of theta itself, without noise, for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(forward(self.layers(self.theta), self.features(obs)))
@@ -166,8 +166,7 @@ class FlatPolicy(nn.Module):
 def forward(layers, x):
     """Outputs (B, O) for x (B, inputs), by the layers of one policy, or of B policies, a row for each.
 
-    Each output is a dot product. The last bits of a matrix product would depend on where the weights
-    lie in memory, and so on the number of processes.
+    With vecdot, not a matrix product, whose rounding may depend on how many candidates a process has.
     """
     for i, (weights, biases) in enumerate(layers):
         if i > 0:
@@ -244,7 +243,8 @@ def ars_gradient(returns, noise, top_directions=None):
         g = 1 / (b sigma_R) sum_k (r_k^+ - r_k^-) delta_k   (arXiv 1803.07055, algorithm 2)
 
     The sum is over the b directions k with the highest max(r_k^+, r_k^-), which are rows delta_k of
-    `noise` (N / 2, D). sigma_R is the standard deviation of the 2b returns used.
+    `noise` (N / 2, D). sigma_R is the standard deviation of the 2b returns used. The paper's N counts
+    directions; here N counts candidates, two for each.
     """
     pairs = returns.reshape(-1, 2)
     top = np.argsort(-pairs.max(1), kind="stable")[:top_directions]
@@ -370,7 +370,7 @@ def train(args):
         run.check_finite(length_of_theta=metrics["weight_norm"])
         run.log(population_mean=returns.mean(), return_std=returns.std(), return_max=returns.max(), **metrics)
         count_candidates(run, played, args)
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint: a resumed run has new environments, so this one makes new ones as well.
         if run.write_what_is_due():
             envs, *_ = run.new_envs()
     return run.finish()
@@ -378,7 +378,7 @@ def train(args):
 
 # ===== helpers: settings, parts of the policy, environments, processes ============================
 
-CURVE = {"return_std": "how far candidates differ", "gradient_norm": "length of the gradient",
+CURVE = {"return_std": "std of candidates' returns", "gradient_norm": "length of the gradient",
          "update_norm": "length of theta's step"}  # fmt: skip
 EXPLORES = True  # training plays theta plus noise: only an evaluation says how good theta is
 SCHEDULED = ()  # flags that let a schedule end with total_timesteps: none
@@ -477,6 +477,7 @@ def set_total(run, done, total):
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)
         run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
+        run.bar.total = run.args.total_timesteps
 
 
 def is_image(space):
@@ -977,19 +978,19 @@ class Run:
         config["versions"] = {name: version(name) for name in packages}
         config["started"] = self.started = time.time_ns()
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
-        total = self.args.total_timesteps
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
+            print(f"resumed after {self.step:,} steps")
         self.begun = time.monotonic() - self.seconds
+        total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
 
     def state_dict(self):
-        """What a checkpoint holds of the run itself."""
+        """What a checkpoint holds of the run."""
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
@@ -1002,7 +1003,10 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step).
+
+        So a resumed run draws what an unbroken one does.
+        """
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])

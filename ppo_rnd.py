@@ -1175,19 +1175,19 @@ class Run:
         config["versions"] = {name: version(name) for name in packages}
         config["started"] = self.started = time.time_ns()
         write_file(self.dir / "config.json", lambda file: file.write(json.dumps(config).encode()))
-        total = self.args.total_timesteps
         known = tuned_settings(self.args)
         given = {name: x for name, x in vars(self.args).items() if x != known.get(name, getattr(Args(), name))}
         print(f"{self.args.env_id} -> {self.dir}\ntuned: {known}\ngiven: {given}")
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print("finished" if self.is_finished() else f"goes on from step {self.step:,} of {total:,}")
+            print(f"resumed after {self.step:,} steps")
         self.begun = time.monotonic() - self.seconds
+        total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
 
     def state_dict(self):
-        """What a checkpoint holds of the run itself."""
+        """What a checkpoint holds of the run."""
         return {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state):
@@ -1200,7 +1200,10 @@ class Run:
         return max(0.0, 1 - self.step / self.args.total_timesteps)
 
     def new_envs(self):
-        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step)."""
+        """(environments, observations, reset rows, a NumPy generator), all new, seeded by (seed, step).
+
+        So a resumed run draws what an unbroken one does.
+        """
         self.envs.close()  # a reset is not enough: Box2D's environments keep traces of old episodes
         self.envs = make_envs(self.args, self.envs.num_envs)
         rng = np.random.default_rng([self.args.seed, self.step])
