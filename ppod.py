@@ -17,18 +17,21 @@ environment. After each episode or replay, it draws what it shows next:
 
 A replay copies a demo's steps into the rollout. The current critic gives their values; their old
 log-probability is log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits
-steps that were better than expected, but they weigh little while pi is small. Good episodes of the
-agent become reward demos. Others become value demos if there is room, or if the critic gave one of
-their states a higher value than all states of a stored one. While there are value demos, each new
-reward demo moves probability from phi to rho. All else is PPO, with or without a GRU.
+steps that were better than expected, but they weigh little while pi is small.
+
+An episode of the agent whose return reaches a threshold becomes a reward demo. The threshold then
+rises to the lowest return of all reward demos, if that is higher. Other episodes become value demos
+if there is room, or if their v is above the lowest stored one, which is then dropped. While there
+are value demos, each new reward demo moves probability from phi to rho. All else is PPO, with or
+without a GRU (the runs below are without).
 
     python ppod.py                              # MiniGrid-DoorKey-16x16-v0 from one demonstration
     python ppod.py --env-id MountainCar-v0      # with a reward of 1 at the goal and 0 elsewhere
     python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0    # play, and save good episodes
 
 Papers: PPO+D arXiv 2007.03328, PPO arXiv 1707.06347, GAE arXiv 1506.02438, GRU arXiv 1406.1078
-(in PyTorch's variant). The algorithm ends at "# ===== helpers"; the code below it reads demos,
-makes environments and keeps the run folder.
+(in PyTorch's variant). The algorithm ends at "# ===== helpers". Below it are settings, parts of
+networks, demo files, environments and the run folder.
 """
 
 import ast
@@ -69,7 +72,8 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
-    # a new reward demo moves phi / M from phi to rho; M: first room for value demos, or number
+    # if there are value demos, each new reward demo moves phi / M from phi to rho; M is the room
+    # for value demos at the start (capacity), or how many there are (current)
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
     # a return (of wrapped rewards) that makes an episode a reward demo; None: the first
@@ -77,7 +81,7 @@ class Args:
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
-    supplementary_demos_dir: str | None = None  # watched folder: a new file becomes a reward demo
+    supplementary_demos_dir: str | None = None  # watched: new files become reward demos that may be dropped
     target_agent_demos_dir: str | None = None  # where the best demos are saved; give it again with --resume
     num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
@@ -168,7 +172,7 @@ class RecurrentAgent(nn.Module):
     A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one,
     MultiDiscrete has several, MultiBinary one of two categories for each bit. Everywhere but in the
     environment, actions are (…, D): a column for each factor or dimension. A grid such as
-    MiniGrid's goes through GridPatches first, an image through a CNN.
+    MiniGrid's goes through GridCNN first, an image through NatureCNN.
 
     Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from
     step to step. After a reset row (see SequenceBuffer) an episode or a replay begins, so the state
@@ -188,14 +192,14 @@ class RecurrentAgent(nn.Module):
         self.chunk_length = args.chunk_length if args.recurrent else 1  # without a GRU a chunk is one row
         outputs = sum(self.output_sizes)
         inputs = math.prod(observation_space.shape)
-        self.patches = None  # of an image or a grid
+        self.cnn = None  # of an image or a grid
         width = inputs
         if self.image:
-            self.patches = NatureCNN(observation_space.shape)
+            self.cnn = NatureCNN(observation_space.shape)
             width = 512
         elif len(observation_space.shape) == 3:
-            self.patches = GridPatches(observation_space.shape)
-            width = self.patches.outputs
+            self.cnn = GridCNN(observation_space.shape)
+            width = self.cnn.outputs
         layers = []
         for size in args.hidden_sizes:
             layers += [layer(nn.Linear(width, size)), nn.Tanh()]
@@ -223,8 +227,8 @@ class RecurrentAgent(nn.Module):
 
     def trunk_output(self, obs):
         """(B, F) of observations (B, …): images and grids through their CNN, vectors flat, normalised."""
-        if self.patches is not None:
-            return self.trunk(self.patches(obs))
+        if self.cnn is not None:
+            return self.trunk(self.cnn(obs))
         obs = obs.flatten(1).float()
         return self.trunk(obs if self.obs_stats is None else self.obs_stats(obs))
 
@@ -278,7 +282,7 @@ class RecurrentAgent(nn.Module):
         noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
         return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
 
-    @torch.no_grad()  # not inference_mode: the loss begins with the GRU's states
+    @torch.inference_mode()  # as no_grad, but faster
     def sample(self, obs, reset_rows, state, noise):
         """(actions (B, D), next GRU state) for one step's NumPy arrays of observations (B, …) and reset rows (B,).
 
@@ -295,13 +299,13 @@ class RecurrentAgent(nn.Module):
         actions = torch.stack([logits.argmax(1) for logits in logits_of_factors], dim=1)
         return actions.cpu().numpy(), states[0]
 
-    def no_state(self, num_envs):
+    def initial_state(self, num_envs):
         """The GRU's state (num_envs, gru_size) where an episode begins: zeros; without a GRU (num_envs, 0)."""
         return torch.zeros(num_envs, self.state_size, device=self.device)
 
     def begin_episodes(self, episodes):
         """Set the GRU's state for `act` to zero, and seed its draws again: evaluations begin with this."""
-        self.state = self.no_state(episodes)
+        self.state = self.initial_state(episodes)
         self.rng = np.random.default_rng(self.args.seed)
 
     def act(self, obs):
@@ -373,60 +377,58 @@ class SequenceBuffer:
         self.reset_rows = np.zeros((T, N), bool)
         self.demos = np.full((T, N), None)  # the Demo that a row replays, or None
         self.state = torch.zeros(N, 0)  # the GRU's (N, gru_size) before row 0, set by `train`
-        self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted: G of transform_rewards
 
     def transform_rewards(self, stats, args):
-        """Change the rewards that are learnt from: to their signs if clip_reward, scaled if normalize_reward."""
-        if args.clip_reward:
-            self.rewards[:] = np.sign(self.rewards)
-        if args.normalize_reward:
-            self.scale_rewards(stats, args.gamma)
+        """Change the rewards that are learnt from: signs if clip_reward; scaled if normalize_reward.
 
-    def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of G, the discounted sum so far; clip to ±10.
+        Scaled: divided by the running standard deviation of G, the discounted sum so far; at most ±10.
 
             G_t = r_t + gamma G_{t-1}
 
         G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
         """
+        if args.clip_reward:
+            self.rewards[:] = np.sign(self.rewards)
+        if not args.normalize_reward:
+            return
         G = np.zeros(self.rewards.shape)
         for t in range(len(G)):
-            G[t] = self.rewards[t] + gamma * self.rewards_so_far
+            G[t] = self.rewards[t] + args.gamma * self.rewards_so_far
             self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
         stats.update(G[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()
-    def log_probs_and_values(self, agent):
-        """Log-probs (T, N) of the actions and values (T + 1, N) of the observations under the agent as it is now.
+    def add_log_probs_and_values(self, agent):
+        """Set old_log_probs (T, N) and old_values (T + 1, N), of the agent that played this rollout.
 
-        In replayed rows the log-prob is certain_log_prob(), even if the demo is one of the agent's
-        own episodes. Also sets `replayed` (T, N), and `states` (T, N, gru_size): the GRU's states
-        before each row.
+        Also replayed (T, N), and states (T, N, gru_size): the GRU's states before each row. In
+        replayed rows the log-prob is certain_log_prob(), even if the demo is the agent's own.
         """
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
-        self.replayed = torch.as_tensor(self.demos.astype(bool), device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
-        log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
         last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # any reset_rows would do
+        self.replayed = torch.as_tensor(self.demos.astype(bool), device=agent.device)
+        log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
+        self.old_log_probs = log_probs
+        self.old_values = torch.cat([values, agent.critic(last_features).squeeze(2)])
         self.states = torch.cat([self.state[None], states[:-1]])
-        return log_probs, torch.cat([values, agent.critic(last_features).squeeze(2)])
 
-    def compute_advantages(self, log_probs, values, args):
-        """Set what else Sequences names, each (T, N); log_probs and values are as from log_probs_and_values."""
+    def compute_advantages(self, args):
+        """Set advantages and returns, each (T, N); add_log_probs_and_values comes first."""
+        values = self.old_values
         rewards = torch.as_tensor(self.rewards, device=values.device)
         terminated = torch.as_tensor(self.terminated, device=values.device)
         truncated = torch.as_tensor(self.truncated, device=values.device)
-        self.old_log_probs = log_probs
-        self.old_values = values[:-1]
         steps = rewards, values[:-1], values[1:], terminated, truncated
         self.advantages, self.returns = compute_gae(*steps, args.gamma, args.gae_lambda)
 
     def chunks(self, x, length):
         """(T, N, …) -> (L, N T / L, …): chunks of L steps side by side, those of a slot next to each other."""
-        x = torch.as_tensor(x[: len(self.rewards)], device=self.advantages.device)
+        x = torch.as_tensor(x[: len(self.rewards)], device=self.advantages.device)  # without row T
         return x.unflatten(0, (-1, length)).movedim(0, 2).flatten(1, 2)
 
     def minibatches(self, num_minibatches, length, rng):
@@ -442,7 +444,7 @@ class SequenceBuffer:
         """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
         trained = torch.as_tensor(~self.reset_rows, device=self.returns.device)
         returns = self.returns[trained]
-        errors = returns - self.old_values[trained]
+        errors = returns - self.old_values[:-1][trained]
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
@@ -469,7 +471,7 @@ def as_demo(obs, actions, rewards, terminated, max_value=0.0):
 
     What follows the last positive reward is cut off, penalties too (this is meant for sparse
     rewards that are never negative); the demo then counts as truncated. An episode without a
-    positive reward is kept whole. `total` and `max_value` are always those of the whole episode.
+    positive reward is kept whole. `total` and, at first, `max_value` are those of the whole episode.
     """
     length = len(rewards)
     if (rewards > 0).any():
@@ -535,7 +537,7 @@ class PPODBuffer:
     def restart(self, envs, obs, rng):
         """Begin anew with the first observations `obs` of new environments. Returns what the slots show first.
 
-        Slot 0 shows its environment, so that the next rollout has real steps.
+        Slot 0 shows its environment: else the first rollout could be all replays and count no step.
         """
         self.replays = [None] * len(obs)
         self.episodes = [[] for _ in self.episodes]
@@ -568,7 +570,7 @@ class PPODBuffer:
 
         The environment of such a slot has stepped as well, unseen: what it returned is lost. A
         reset row has neither a reward nor an end; in it a slot draws what it shows next. Returns
-        next_obs (N, …), which also go into row t + 1.
+        the observations (N, …) of row t + 1.
         """
         reset_rows = buffer.reset_rows[t]
         buffer.rewards[t, reset_rows] = 0
@@ -590,16 +592,15 @@ class PPODBuffer:
             buffer.demos[t, i] = demo
             self.position[i] += 1
             self.replayed_rows += 1
-        buffer.obs[t + 1] = next_obs
         return next_obs
 
-    def track_potential_demos(self, buffer, values):
-        """Look at all episodes and replays that ended in a SequenceBuffer with these values (T + 1, N).
+    def track_potential_demos(self, buffer):
+        """Look at all episodes and replays that ended in a SequenceBuffer with old_values.
 
         A real episode may become a demo. A replayed value demo gets a new max_value: the highest
         value in this replay.
         """
-        values = values.cpu().numpy()
+        values = buffer.old_values.cpu().numpy()
         ends = buffer.terminated | buffer.truncated
         for i, parts in enumerate(self.episodes):
             for rows in np.split(np.arange(len(ends)), np.flatnonzero(ends[:, i]) + 1):  # cut after each end
@@ -620,11 +621,7 @@ class PPODBuffer:
             demo.max_value = float(values.max())  # only value demos use it
 
     def consider(self, demo):
-        """Take an episode of the agent as a reward demo, as a value demo, or not at all.
-
-        It becomes a value demo if there is room, or if its max_value is above the lowest, which is
-        then dropped.
-        """
+        """Take an episode of the agent as a reward demo, as a value demo, or not at all."""
         if is_good(demo.total, self.reward_threshold):
             self.add_reward_demo(demo)
             return
@@ -643,25 +640,25 @@ class PPODBuffer:
             self.reward_threshold = lowest
 
     def anneal_parameters(self):
-        """A new reward demo moves phi_0 / M from phi to rho, if there are value demos.
-
-        M is the initial room for value demos; with --anneal-by current, their number.
-        """
+        """A new reward demo moves args.phi / M from phi to rho: see Args.anneal_by."""
         if not self.value_demos:
             return
-        size = self.value_capacity if self.args.anneal_by == "capacity" else len(self.value_demos)
+        M = self.value_capacity if self.args.anneal_by == "capacity" else len(self.value_demos)
         total = self.args.rho + self.args.phi
-        self.rho = min(self.rho + self.args.phi / size, total)
+        self.rho = min(self.rho + self.args.phi / M, total)
         self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
-        """Drop demos until they fit: value demos of lowest max_value first, then agents' longest reward demos."""
+        """Drop demos until they fit: value demos of lowest max_value, then the longest reward demos.
+
+        Where reward comes only at the goal, the longest is the worst. Human demos are never dropped.
+        """
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
-            from_agents = [demo for demo in self.reward_demos if not demo.human]
+            droppable = [demo for demo in self.reward_demos if not demo.human]
             if self.value_demos:
                 self.value_demos.remove(min(self.value_demos, key=lambda demo: demo.max_value))
-            elif from_agents:
-                self.reward_demos.remove(max(from_agents, key=lambda demo: len(demo.rewards)))
+            elif droppable:
+                self.reward_demos.remove(max(droppable, key=lambda demo: len(demo.rewards)))
             else:
                 break
 
@@ -681,8 +678,8 @@ class PPODBuffer:
     def save_demos(self, is_finished):
         """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
-        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Human
-        demos are left out. Files of higher rank, from a save with more demos, stay.
+        In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Demos that
+        are never dropped are left out. Files of higher rank, from a save with more demos, stay.
         """
         self.rollouts += 1
         is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
@@ -806,21 +803,21 @@ def train(args):
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agent = make_agent(args, envs)
     set_threads(agent.image)
-    demos = make_demo_buffer(args, envs)  # it holds the initial demos
+    demo_buffer = make_demo_buffer(args, envs)  # it holds the initial demos
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    run.start(agent=agent, optimizer=optimizer, scheduler=scheduler, demos=demos)  # --resume loads their states
+    run.start(agent=agent, optimizer=optimizer, scheduler=scheduler, demos=demo_buffer)  # --resume loads their states
 
     begins_anew = True
     while not run.is_finished():
         if begins_anew:  # also after a checkpoint, as a resumed run does
             envs, obs, reset_rows, rng = run.new_envs()
-            obs = demos.restart(envs, obs, rng)
-            buffer = SequenceBuffer(args.num_steps, args.num_envs, *demos.spaces)
-            state = agent.no_state(args.num_envs)
-        demos.load_supplementary_demos()
+            obs = demo_buffer.restart(envs, obs, rng)
+            buffer = SequenceBuffer(args.num_steps, args.num_envs, *demo_buffer.spaces)
+            state = agent.initial_state(args.num_envs)
+        demo_buffer.load_supplementary_demos()
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         buffer.state = state
         buffer.obs[0] = obs
@@ -831,17 +828,18 @@ def train(args):
             buffer.rewards[t] = rewards
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
-            obs = demos.insert_replays(envs, buffer, t, obs, rng)  # writes over slots that replay
+            obs = demo_buffer.insert_replays(envs, buffer, t, obs, rng)  # in slots that replay
+            buffer.obs[t + 1] = obs
             uncounted = reset_rows | buffer.demos[t].astype(bool)  # replays do not count, either
-            reset_rows = buffer.terminated[t] | buffer.truncated[t]  # of row t + 1
+            reset_rows = buffer.terminated[t] | buffer.truncated[t]  # where row t ended: row t + 1 is a reset row
             run.count(obs, rewards, reset_rows & ~uncounted, uncounted)
 
-        log_probs, values = buffer.log_probs_and_values(agent)  # replayed actions count as certain
-        demos.track_potential_demos(buffer, values)  # before rewards are scaled: demos keep them raw
+        buffer.add_log_probs_and_values(agent)  # replayed actions count as certain
+        demo_buffer.track_potential_demos(buffer)  # before rewards are scaled: demos keep them raw
         buffer.transform_rewards(agent.return_stats, args)
-        buffer.compute_advantages(log_probs, values, args)
+        buffer.compute_advantages(args)
         run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
-        run.log(**demos.metrics(run.step))
+        run.log(**demo_buffer.metrics(run.step))
 
         for _ in range(args.update_epochs):
             agent.train()  # dropout, if you add it, acts in the loss alone
@@ -859,7 +857,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        demos.save_demos(run.is_finished())
+        demo_buffer.save_demos(run.is_finished())
         begins_anew = run.write_what_is_due()
     return run.finish()
 
@@ -882,27 +880,25 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
-SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "anneal_lr": True,
-                  "ent_coef": 0.01, "normalize_obs": False, "normalize_reward": False}  # fmt: skip
+SHORT_ROLLOUTS = {"recurrent": False, "num_envs": 16, "num_steps": 128, "num_minibatches": 8, "update_epochs": 4,
+                  "learning_rate": 1e-3, "anneal_lr": True, "normalize_reward": False}  # fmt: skip
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
-        "sample_actions": True, "num_envs": 16, "recurrent": False, "num_minibatches": 8, "update_epochs": 8,
-        "learning_rate": 1e-3, "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002,
-        "total_timesteps": 590_000, "stop_at_return": 0.94,
+        "sample_actions": True, "update_epochs": 8, "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002,
+        "normalize_obs": False, "total_timesteps": 590_000, "stop_at_return": 0.94,
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": SHORT_ROLLOUTS | {
         "wrappers": ("ppod.GoalReward",), "initial_human_demos_dir": str(DEMOS / "MountainCar-v0"),
-        "rho": 0.3, "phi": 0.0,
-        "num_envs": 16, "hidden_sizes": (64,), "recurrent": False, "normalize_obs": True, "learning_rate": 1e-3,
+        "rho": 0.3, "phi": 0.0, "num_minibatches": 4, "hidden_sizes": (64,), "ent_coef": 0.01,
         "total_timesteps": 200_000,
     },
     # without demonstrations, tried with one seed: where rewards are frequent, replays of own
     # episodes do no harm
     "CartPole-v1": SHORT_ROLLOUTS | {
-        "num_envs": 32, "num_steps": 64, "num_minibatches": 8, "hidden_sizes": (64, 64), "recurrent": False,
-        "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0, "total_timesteps": 147_000,
+        "num_envs": 32, "num_steps": 64, "learning_rate": 2e-3, "hidden_sizes": (64, 64), "gamma": 0.98,
+        "gae_lambda": 0.9, "ent_coef": 0.0, "normalize_obs": False, "total_timesteps": 147_000,
     },
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
@@ -969,7 +965,7 @@ def is_image(space):
     return space.dtype == np.uint8 and len(space.shape) == 3 and sorted(space.shape)[1] >= 36
 
 
-class GridPatches(nn.Module):
+class GridCNN(nn.Module):
     """Features of all 3 x 3 patches of a grid: (B, width, height, channels) -> (B, outputs).
 
     The whole view shares one set of weights, because a key means the same wherever it is seen, and
@@ -978,6 +974,8 @@ class GridPatches(nn.Module):
 
     def __init__(self, shape, features=16):
         super().__init__()
+        if min(shape[:2]) < 3:
+            raise UserError(f"no 3 x 3 patch fits into observations of shape {shape}")
         self.conv = layer(nn.Conv2d(shape[2], features, kernel_size=3))
         self.outputs = features * (shape[0] - 2) * (shape[1] - 2)
 
@@ -1086,9 +1084,9 @@ def make_demo_buffer(args, envs):
     if Path(args.target_agent_demos_dir or "").is_file():
         raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir} is a file, not a folder")
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    demos = PPODBuffer(args, args.num_envs, obs_space, action_space)
+    demo_buffer = PPODBuffer(args, args.num_envs, obs_space, action_space)
     if args.resume and Path(args.resume, f"checkpoint{SUFFIX}").exists():
-        return demos
+        return demo_buffer
     for folder, human in ((args.initial_human_demos_dir, True), (args.initial_agent_demos_dir, False)):
         paths = sorted(Path(folder).glob("*.npz")) if folder else []
         if folder and not paths:
@@ -1096,16 +1094,16 @@ def make_demo_buffer(args, envs):
             raise UserError(f"there are no demos (.npz files) in {folder}; to make one: {how}")
         for path in paths:
             demo = read_demo(path, args, obs_space, action_space)
-            demos.reward_demos.append(replace(demo, human=human))
-    demos.value_capacity = args.demo_capacity - len(demos.reward_demos)
-    if demos.value_capacity < 0:
-        raise UserError(f"{len(demos.reward_demos)} demos exceed demo_capacity = {args.demo_capacity}")
-    if not demos.reward_demos and args.rho + args.phi > 0:
+            demo_buffer.reward_demos.append(replace(demo, human=human))
+    demo_buffer.value_capacity = args.demo_capacity - len(demo_buffer.reward_demos)
+    if demo_buffer.value_capacity < 0:
+        raise UserError(f"{len(demo_buffer.reward_demos)} demos exceed demo_capacity = {args.demo_capacity}")
+    if not demo_buffer.reward_demos and args.rho + args.phi > 0:
         print("no demonstrations yet, only those that the agent will make: see --initial-human-demos-dir")
-    lowest = min([demo.total for demo in demos.reward_demos], default=0)
-    if demos.reward_threshold is None and lowest > 0:
-        demos.reward_threshold = lowest
-    return demos
+    lowest = min([demo.total for demo in demo_buffer.reward_demos], default=0)
+    if demo_buffer.reward_threshold is None and lowest > 0:
+        demo_buffer.reward_threshold = lowest
+    return demo_buffer
 
 
 class TrueReturn(gym.Wrapper):

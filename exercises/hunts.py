@@ -368,8 +368,8 @@ def tiny_sequences(m):
 def demonstrator(m):
     """The log-probabilities of a replayed row and of one of the agent's own."""
     agent, buffer, _ = tiny_sequences(m)
-    log_probs, _ = buffer.log_probs_and_values(agent)
-    return log_probs[0, 0], log_probs[2, 0]
+    buffer.add_log_probs_and_values(agent)
+    return buffer.old_log_probs[0, 0], buffer.old_log_probs[2, 0]
 
 
 hunt(
@@ -381,10 +381,10 @@ hunt(
         "1), and of a new agent's own (undecided between two actions, log 1/2)": (demonstrator, 0.1),
     },
     bugs={
-        "SequenceBuffer.log_probs_and_values: (self.demos.astype(bool), -> (self.demos.astype(bool) & (self.rewards "
-        "> 0),": "Only rows with a reward count as certain. Where rewards are frequent it hardly shows. Where only the "
-        "goal is rewarded, demonstrations are replayed, as training_rows says, but of all the steps that lead there "
-        "the policy does not take more than from its own episodes."
+        "SequenceBuffer.add_log_probs_and_values: (self.demos.astype(bool), -> (self.demos.astype(bool) & "
+        "(self.rewards > 0),": "Only rows with a reward count as certain. Where rewards are frequent it hardly shows. "
+        "Where only the goal is rewarded, demonstrations are replayed, as training_rows says, but of all the steps "
+        "that lead there the policy does not take more than from its own episodes."
     },
 )
 

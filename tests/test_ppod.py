@@ -64,7 +64,8 @@ def play(script, demos, rewards, values, end, first=0, replayed=None):
     rollout.rewards[:, 0] = [*rewards, 99][:rows]
     rollout.reset_rows[steps:], rollout.demos[:steps] = True, replayed
     rollout.terminated[steps - 1], rollout.truncated[steps - 1] = end == "t", end == "c"
-    demos.track_potential_demos(rollout, torch.tensor([*values, 99, 99], dtype=torch.float64)[: rows + 1, None])
+    rollout.old_values = torch.tensor([*values, 99, 99], dtype=torch.float64)[: rows + 1, None]
+    demos.track_potential_demos(rollout)
 
 
 # ------------------------------------------------------------------------------------------------- a lesson, by hand
@@ -134,12 +135,12 @@ def tell(script, demos, story):
 
 
 @catches(
-    "PPODBuffer.anneal_parameters, a share of what is left: self.args.phi / size, -> self.phi / size,",
+    "PPODBuffer.anneal_parameters, a share of what is left: self.args.phi / M, -> self.phi / M,",
     "PPODBuffer.anneal_parameters, the sum changes: self.phi = total - self.rho -> self.phi = self.args.phi - self.rho",
-    "PPODBuffer.anneal_parameters, beyond the sum: / size, total) -> / size, 9)",
+    "PPODBuffer.anneal_parameters, beyond the sum: / M, total) -> / M, 9)",
     "PPODBuffer.add_reward_demo, room is made first: self.anneal -> self.check_demo_buffer_capacity(); self.anneal",
     "PPODBuffer.check_demo_buffer_capacity, a person's demo dropped: if not demo.human -> if True",
-    "PPODBuffer.check_demo_buffer_capacity, the shortest goes: max(from_agents -> min(from_agents",
+    "PPODBuffer.check_demo_buffer_capacity, the shortest goes: max(droppable -> min(droppable",
     "PPODBuffer.check_demo_buffer_capacity, the oldest goes: demo: demo.max_value -> demo: 0",
     "PPODBuffer.check_demo_buffer_capacity, the highest value demo goes: min(self.value_demos -> max(self.value_demos",
     "PPODBuffer.add_reward_demo, published, one empties the list: self.reward_demos.append(demo) -> "
@@ -261,7 +262,7 @@ def test_what_an_episode_becomes(script):
 @catches(
     "PPODBuffer.draw_next, writes into the caller's observations: next_obs = next_obs.copy() -> pass",
     "PPODBuffer.insert_replays, the agent's actions: buffer.actions[t, i] = demo.actions[at] -> pass",
-    "SequenceBuffer.log_probs_and_values, in doubt: log_probs[self.replayed] = agent.certain_log_prob() -> pass",
+    "SequenceBuffer.add_log_probs_and_values, in doubt: log_probs[self.replayed] = agent.certain_log_prob() -> pass",
     "SequenceBuffer.compute_advantages, ends exchanged: terminated, truncated\n -> truncated, terminated\n",
     "SequenceBuffer.compute_advantages, gamma for lambda: args.gamma, args.gae_lambda -> args.gamma, args.gamma",
     "RecurrentAgent.certain_log_prob, density 1: if not self.continuous -> if True",
@@ -281,10 +282,10 @@ def test_replayed_rows(script):
     seen = np.full((1, 1), 7.0)
     rollout.rewards[:], rollout.reset_rows[0], rollout.truncated[:] = 7, True, True  # as the environment behind it did
     for t in range(4):
-        demos.insert_replays(None, rollout, t, seen, planned(0.05))
-    log_probs, values = rollout.log_probs_and_values(agent)
-    rollout.compute_advantages(log_probs, values, script.Args(gamma=0.5, gae_lambda=1.0))
-    close(log_probs[:, 0], [math.log(0.3), 0, 0, 0])
+        rollout.obs[t + 1] = demos.insert_replays(None, rollout, t, seen, planned(0.05))
+    rollout.add_log_probs_and_values(agent)
+    rollout.compute_advantages(script.Args(gamma=0.5, gae_lambda=1.0))
+    close(rollout.old_log_probs[:, 0], [math.log(0.3), 0, 0, 0])
     close(rollout.advantages[1:, 0], [0.15, 0.3, 0.7])
     assert rollout.actions[1:, 0, 0].tolist() == [0, 1, 0] and rollout.terminated[:, 0].tolist() == [0, 0, 0, 1]
     assert rollout.obs.ravel().tolist() == [0, 0, 1, 2, 3] and seen == 7 and not rollout.truncated.any()
@@ -299,8 +300,9 @@ def test_replayed_rows(script):
     "RecurrentAgent.features, too early: features.append(state -> features.append(state * ~reset_rows[t, :, None]",
     "RecurrentAgent.features, one reset row for all: ~reset_rows[t, :, None] -> ~reset_rows[t].any()",
     "RecurrentAgent.features, steps and slots exchanged: reset_rows.shape) -> reset_rows.T.shape).transpose(0, 1)",
-    "SequenceBuffer.log_probs_and_values, states after each row: torch.cat([self.state[None], states[:-1]]) -> states",
-    "SequenceBuffer.log_probs_and_values, last value without memory: states[-1] -> 0 * states[-1]",
+    "SequenceBuffer.add_log_probs_and_values, states after each row: torch.cat([self.state[None], states[:-1]]) -> "
+    "states",
+    "SequenceBuffer.add_log_probs_and_values, last value without memory: states[-1] -> 0 * states[-1]",
     "SequenceBuffer.chunks, time and slots mixed up: movedim(0, 2).flatten(1, 2) -> movedim(0, 1).flatten(1, 2)",
     "SequenceBuffer.minibatches, all in each: field[:, part] -> field",
     "SequenceBuffer.minibatches, only reset rows: if not batch.reset_rows.all() -> if True",
@@ -320,10 +322,10 @@ def test_recurrent_states(script):
     features, states = agent.features(*map(torch.as_tensor, (rollout.obs[:-1], rollout.reset_rows, rollout.state)))
     close(features[..., 0], [[33, 100], [35, 200], [39, 600], [8, 1400]])
     close(states[..., 0], [[33, 0], [35, 200], [0, 600], [8, 1400]])
-    log_probs, values = rollout.log_probs_and_values(agent)
+    rollout.add_log_probs_and_values(agent)
     close(rollout.states[..., 0], [[32, 0], [33, 0], [35, 200], [0, 600]])
-    close(values, agent.critic(torch.cat([features, torch.tensor([[[24.0], [3000.0]]])]))[..., 0])
-    rollout.compute_advantages(log_probs, values, script.Args())
+    close(rollout.old_values, agent.critic(torch.cat([features, torch.tensor([[[24.0], [3000.0]]])]))[..., 0])
+    rollout.compute_advantages(script.Args())
     close(rollout.chunks(rollout.states, 2)[0].ravel(), [32, 35, 0, 200])
     order = SimpleNamespace(permutation=lambda chunks: np.array([2, 0, 3, 1]))
     one, two = rollout.minibatches(2, 2, order)
@@ -336,17 +338,19 @@ def test_recurrent_states(script):
     assert len(list(rollout.minibatches(2, 2, order))) == 1
 
 
-@catches("GridPatches.forward, rows and columns exchanged: movedim(3, 1) -> movedim(3, 1).transpose(2, 3)")
+@catches("GridCNN.forward, rows and columns exchanged: movedim(3, 1) -> movedim(3, 1).transpose(2, 3)")
 def test_what_the_trunk_sees(script):
     """A grid of 4 x 3 places with two channels, numbered 0 to 23. Feature 0 is channel 1 in the upper right corner of a
     patch: of the two patches 5 and 11. Feature 1 is minus that, so 0. Of vectors, mean 2 and deviation 2: 6 is 2."""
     agent = script.RecurrentAgent(spaces.Box(0, 99, (4, 3, 2), np.uint8), TWO, script.Args(hidden_sizes=()))
-    agent.patches.conv.weight.data.zero_()
-    agent.patches.conv.weight.data[:2, 1, 0, 2] = torch.tensor([1, -1])
+    agent.cnn.conv.weight.data.zero_()
+    agent.cnn.conv.weight.data[:2, 1, 0, 2] = torch.tensor([1, -1])
     close(agent.trunk_output(torch.arange(24).view(1, 4, 3, 2))[0, :4], [5, 11, 0, 0])
     agent = script.RecurrentAgent(LINE, TWO, script.Args(hidden_sizes=(), normalize_obs=True))
     agent.obs_stats.update(np.array([[0.0], [4.0]]))
     close(agent.trunk_output(torch.tensor([[6.0]])), [[2]])
+    with pytest.raises(script.UserError, match="no 3 x 3 patch"):
+        script.RecurrentAgent(spaces.Box(0, 99, (2, 3, 2), np.uint8), TWO, script.Args())
 
 
 @catches(
@@ -418,8 +422,8 @@ def train_with(script, demos, *makers, **given):
     "PPODBuffer.insert_replays, replays are not counted: self.replayed_rows += 1 -> pass",
     "train, replays counted: reset_rows | buffer.demos[t].astype(bool) -> reset_rows",
     "train, returns of replays counted: reset_rows & ~uncounted, uncounted -> reset_rows, uncounted",
-    "train, no replay at first: obs = demos.restart(envs, obs, rng) -> pass",
-    "PPODBuffer.insert_replays, what a step led to is not stored: buffer.obs[t + 1] = next_obs -> pass",
+    "train, no replay at first: obs = demo_buffer.restart(envs, obs, rng) -> pass",
+    "train, what a step led to is not stored: buffer.obs[t + 1] = obs -> pass",
 )
 def test_replays(script):
     """Every row of some twenty rollouts is what it should be: a slot shows, over and over, all of an episode or of a
@@ -482,7 +486,7 @@ def check_rollout(script, agent, buffer, noise, args):
     certain = log_prob(distributions(agent, 0 * output), 0 * output) if agent.continuous else 0 * log_probs
     close(buffer.old_log_probs, torch.where(replayed, certain, log_probs), atol=1e-3)
     close(buffer.states, torch.cat([buffer.state[None], states[:-2]]), atol=1e-3)
-    close(buffer.old_values, values[:-1], atol=1e-3)
+    close(buffer.old_values, values, atol=1e-3)
     steps = [torch.tensor(x) for x in (buffer.rewards, buffer.terminated, buffer.truncated)]
     expected = script.compute_gae(steps[0], values[:-1], values[1:], *steps[1:], args.gamma, args.gae_lambda)
     close(torch.stack([buffer.advantages, buffer.returns]), torch.stack(expected), atol=1e-3)
@@ -503,14 +507,15 @@ TRAININGS = [
     "train, the GRU forgets in acting: sample(obs, reset_rows, state, -> sample(obs, reset_rows, 0 * state,",
     "train, the GRU never forgets: sample(obs, reset_rows, state, -> sample(obs, reset_rows & False, state,",
     "train, one draw for all steps: noise[t] -> noise[0]",
-    "train, observations change places: t, obs, rng) -> t, obs, rng)[[2, 0, 1]]",
+    "train, observations change places: buffer.obs[t + 1] = obs -> buffer.obs[t + 1] = obs[[2, 0, 1]]",
     "train, gradients add up: optimizer.zero_grad() -> pass",
     "train, gradients as long as they are: args.max_grad_norm -> 1e9",
     "train, the learning rate stays: if args.anneal_lr else -> if False else",
     "train, the learning rate falls: if args.anneal_lr else -> if True else",
     "train, reset rows in the statistics: [~buffer.reset_rows]) -> .reshape(-1, 2))",
     "train, only one epoch: range(args.update_epochs) -> range(1)",
-    "train, demos keep scaled rewards: demos.track -> buffer.transform_rewards(agent.return_stats, args); demos.track",
+    "train, demos keep scaled rewards: demo_buffer.track -> buffer.transform_rewards(agent.return_stats, args); "
+    "demo_buffer.track",
     "RecurrentAgent.sample, deviation 1: self.log_std.exp() * noise -> noise",
     "RecurrentAgent.sample, no noise: (output + noise).split -> output.split",
     "RecurrentAgent.sample, the least likely: logits.argmax(1) -> logits.argmin(1)",
@@ -518,9 +523,10 @@ TRAININGS = [
     "train, the limit of the KL divergence is forgotten: > args.target_kl -> > 1e9",
     "SequenceBuffer.transform_rewards, signs learnt unasked: if args.clip_reward: -> if True:",
     "SequenceBuffer.transform_rewards, signs not learnt: if args.clip_reward: -> if False:",
-    "SequenceBuffer.transform_rewards, as they are: if args.normalize_reward: -> if False:",
+    "SequenceBuffer.transform_rewards, as they are: if not args.normalize_reward: -> if True:",
     "SequenceBuffer.compute_advantages, from the state itself: values[1:], terminated -> values[:-1], terminated",
-    "SequenceBuffer.log_probs_and_values, nobody is certain: self.demos.astype(bool) -> np.zeros_like(self.reset_rows)",
+    "SequenceBuffer.add_log_probs_and_values, nobody is certain: self.demos.astype(bool) -> "
+    "np.zeros_like(self.reset_rows)",
     "sequence_loss, state of the last step of a chunk: batch.states[0] -> batch.states[-1]",
     "sequence_loss, reset rows learnt: trained = ~batch.reset_rows -> trained = batch.reset_rows | True",
     "sequence_loss, reset rows in the mean: normalize(advantages) -> normalize(batch.advantages)[trained]",
@@ -707,10 +713,10 @@ def test_bad_demo_files(script, tmp_path, monkeypatch, capsys):
 
 
 @catches(
-    "make_demo_buffer, the flag is forgotten: if demos.reward_threshold is None and lowest > 0 -> if lowest > 0",
+    "make_demo_buffer, the flag is forgotten: if demo_buffer.reward_threshold is None and lowest > 0 -> if lowest > 0",
     "make_demo_buffer, demos of nothing set the threshold: is None and lowest > 0 -> is None",
     "make_demo_buffer, a person's demos may be dropped: replace(demo, human=human) -> demo",
-    "make_demo_buffer, too much room: args.demo_capacity - len(demos.reward_demos) -> args.demo_capacity",
+    "make_demo_buffer, too much room: args.demo_capacity - len(demo_buffer.reward_demos) -> args.demo_capacity",
 )
 def test_initial_demos(script, tmp_path):
     """A person's demo and one of an agent, capacity 51: 49 value demos have room, and the lower return is the
@@ -784,8 +790,8 @@ RUN += (
 
 
 @catches(
-    "train, demos are not saved: scheduler=scheduler, demos=demos -> scheduler=scheduler",
-    "make_demo_buffer, reads the folder again: return demos\n    for folder -> pass\n    for folder",
+    "train, demos are not saved: scheduler=scheduler, demos=demo_buffer -> scheduler=scheduler",
+    "make_demo_buffer, reads the folder again: return demo_buffer\n    for folder -> pass\n    for folder",
 )
 @pytest.mark.slow
 def test_killed_resumed(script, tmp_path, monkeypatch):
@@ -830,7 +836,7 @@ def test_pictures(script, tmp_path, monkeypatch):
         state = script.read_state(f"{gru}/checkpoint.pt")
         assert state["demos"]["replayed_rows"] > 0 and state["demos"]["reward_demos"][0]["obs"].dtype == torch.uint8
     agent = script.RecurrentAgent(picture, TWO, script.Args(hidden_sizes=()))
-    close(agent.trunk_output(torch.tensor(obs)), agent.patches(torch.tensor(obs)))
+    close(agent.trunk_output(torch.tensor(obs)), agent.cnn(torch.tensor(obs)))
 
 
 def test_a_run_folder_does_not_say_where_demos_are_written(script, tmp_path):
