@@ -321,7 +321,7 @@ class NStepBuffer:
     The windows that reach s4 bootstrap from it if the episode was truncated there, but not if it
     terminated. In either case the environment's next step only resets it and ignores the action
     (next-step autoreset). This reset row opens no window. With `alpha`, transitions are drawn by
-    priority (SumTree), without it uniformly; uint8 stays uint8.
+    priority (SumTree), without it uniformly. uint8 observations stay uint8.
     """
 
     def __init__(
@@ -612,6 +612,7 @@ def train(args):
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_n_step_buffer(args, envs, agent)
+    warn_of_short_run(args)
     set_threads(agent.image)
     run = Run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
@@ -962,29 +963,25 @@ def make_n_step_buffer(args, envs, agent):
     n_step = args.n_step if args.multi_step else 1
     if args.distributional and (args.v_min >= args.v_max or args.num_atoms < 2):
         raise UserError("v_min must be less than v_max, and num_atoms at least 2")
-    check_buffer_size(args, envs)
-    if n_step < 1 or args.buffer_size < n_step * args.num_envs:
-        raise UserError("n_step must be at least 1, and buffer_size at least n_step x num_envs")
-    alpha = args.alpha if args.prioritized else None
-    spaces_of_env = envs.single_observation_space, envs.single_action_space
-    settings = args.num_envs, n_step, args.gamma, alpha
-    return NStepBuffer(args.buffer_size, *spaces_of_env, agent.device, *settings)
-
-
-def check_buffer_size(args, envs):
-    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
-    if args.buffer_size < max(args.batch_size, args.num_envs):
-        raise UserError("buffer_size must not be less than batch_size or num_envs")
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+    if args.buffer_size < max(args.batch_size, n_step * args.num_envs):
+        raise UserError("buffer_size must not be less than batch_size or n_step x num_envs")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    alpha = args.alpha if args.prioritized else None
+    settings = args.num_envs, n_step, args.gamma, alpha
+    return NStepBuffer(args.buffer_size, space, envs.single_action_space, agent.device, *settings)
+
+
+def warn_of_short_run(args):
+    """Say so if nothing will be learnt."""
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

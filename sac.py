@@ -286,7 +286,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
+    """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). Its row
     is called a reset row here. The action in it is ignored:
@@ -297,8 +297,8 @@ class ReplayBuffer:
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
-    transitions do so too, so the buffer does not keep what was truncated.
+    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
+    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -317,7 +317,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
-        """Store a step of all N environments, except reset rows. Returns the slots written."""
+        """Store a step of all N environments, except reset rows."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -328,7 +328,6 @@ class ReplayBuffer:
         self.terminated[slots] = terminated[played]
         self.position = (self.position + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
-        return slots
 
     def get(self, slots):
         """The Transitions in these slots, on the device."""
@@ -461,6 +460,7 @@ def train(args):
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
+    warn_of_short_run(args)
     run = Run(args, envs)
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), args.critic_learning_rate, fused=True)
@@ -797,26 +797,25 @@ Agent = SoftActorCritic  # as make_box_agent calls it
 make_agent = make_box_agent  # as the run section calls it
 
 
-def check_buffer_size(args, envs):
-    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
-def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
-    check_buffer_size(args, envs)
-    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
+def warn_of_short_run(args):
+    """Say so if nothing will be learnt."""
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

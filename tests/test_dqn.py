@@ -150,12 +150,12 @@ def test_target_network_follows(script):
 def add(buffer, numbers, ends=None, reset_rows=None):
     """Store a step of N environments: obs, action and reward are the number, next_obs is the number + 0.5.
 
-    `ends`: a t for each one that terminated, a c for each one that was cut off, else a -. Returns the slots.
+    `ends`: a t for each one that terminated, a c for each one that was cut off, else a -.
     """
     ends = np.array(list(ends or "-" * len(numbers)))
     reset_rows = np.array(reset_rows or [False] * len(numbers))
     obs, actions = np.array(numbers, np.float32)[:, None], np.array(numbers, int)[:, None]
-    return buffer.add(obs, actions, obs[:, 0], obs + 0.5, ends == "t", reset_rows).tolist()
+    buffer.add(obs, actions, obs[:, 0], obs + 0.5, ends == "t", reset_rows)
 
 
 @catches(
@@ -172,15 +172,19 @@ def test_ring(script):
     slots      0 1    2 3      0             none              1 2
     """
     buffer, rng = script.ReplayBuffer(4, VECTOR, spaces.Discrete(9)), np.random.default_rng(0)
-    assert add(buffer, [1, 2]) == [0, 1] and buffer.size == 2 and len(buffer.sample(2, rng).rewards) == 2
+    add(buffer, [1, 2])
+    assert buffer.rewards.tolist() == [1, 2, 0, 0] and buffer.size == 2 and len(buffer.sample(2, rng).rewards) == 2
     with fails("cannot sample 3 of 2 stored transitions"):
         buffer.sample(3, rng)
-    assert add(buffer, [3, 4], "tc") == [2, 3]
-    assert add(buffer, [5, 6], reset_rows=[True, False]) == [0]
+    add(buffer, [3, 4], "tc")
+    assert buffer.rewards.tolist() == [1, 2, 3, 4] and (buffer.size, buffer.position) == (4, 0)
+    add(buffer, [5, 6], reset_rows=[True, False])
     assert buffer.rewards.tolist() == [6, 2, 3, 4] and (buffer.size, buffer.position) == (4, 1)
     assert buffer.terminated.tolist() == [False, False, True, False]
-    assert add(buffer, [7, 8], reset_rows=[True, True]) == []
-    assert add(buffer, [7, 8]) == [1, 2] and buffer.rewards.tolist() == [6, 7, 8, 4]
+    add(buffer, [7, 8], reset_rows=[True, True])
+    assert buffer.rewards.tolist() == [6, 2, 3, 4] and (buffer.size, buffer.position) == (4, 1)
+    add(buffer, [7, 8])
+    assert buffer.rewards.tolist() == [6, 7, 8, 4]
     batch = buffer.get(np.array([0, 3, 1]))
     for field, expected in zip(batch, ([[6], [4], [7]], [[6], [4], [7]], [6, 4, 7], [[6.5], [4.5], [7.5]], [0, 0, 0])):
         close(field, expected)
@@ -447,7 +451,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
 
 
-@catches("check_buffer_size, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
+@catches("warn_of_short_run, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
 def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys):
     """The first update comes once both learning_starts and a batch are there."""
     monkeypatch.chdir(tmp_path)
