@@ -211,9 +211,9 @@ def when(script, plan, **given):
 
 @catches(
     "train, copies wait: if step % args.target_ -> if step % args.train_frequency == 0 == step % args.target_",
-    "train, reset rows do it again: range(first_step, -> range(min(first_step, run.step),",
+    "train, reset rows do it again: range(previous_step + 1, -> range(min(previous_step + 1, run.step),",
     "train, the step after: % args.train_frequency == 0 -> % args.train_frequency == 1",
-    "train, one update for all environments: for step in range(first_step, -> for step in range(run.step,",
+    "train, one update for all environments: for step in range(previous_step + 1, -> for step in range(run.step,",
 )
 def test_periods(script):
     """One environment, from step 8 to 40: updates at 8, 12, … 40, copies at 10, 20, 30, 40, whatever the updates do.
@@ -239,8 +239,8 @@ def test_periods(script):
     "relu_mlp, weights of 1: gain=1.0 -> gain=2**0.5",
     "QNetwork.greedy, the worst action: argmax -> argmin",
     "QNetwork.to_env, start forgotten: actions + self.action_space.start -> actions",
-    "QNetwork.explore, best where random is due: < epsilon -> >= epsilon",
-    "QNetwork.explore, all environments at once: rng.random(len(obs)) -> rng.random() * np.ones(len(obs))",
+    "QNetwork.epsilon_greedy, greedy where random is due: < epsilon -> >= epsilon",
+    "QNetwork.epsilon_greedy, all environments at once: rng.random(len(obs)) -> rng.random() * np.ones(len(obs))",
 )
 def test_network_and_actions(script):
     """Linear layers with ReLU between them, rows orthogonal; epsilon is the share of actions that are drawn uniformly.
@@ -271,7 +271,7 @@ def test_network_and_actions(script):
         with pytest.raises(ValueError, match=re.escape("act(obs[None])")):
             agent.act(obs[0].reshape(2, 2))
     for epsilon in (0.0, 0.3, 1.0):
-        rank = (agent.explore(obs, epsilon, rng) - best) % 3  # 0 for the best action
+        rank = (agent.epsilon_greedy(obs, epsilon, rng) - best) % 3  # 0 for the best action
         close(np.bincount(rank, minlength=3) / 10_000, [1 - epsilon * 2 / 3, epsilon / 3, epsilon / 3], atol=0.015)
 
 
