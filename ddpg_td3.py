@@ -8,8 +8,8 @@
 """Deep deterministic policy gradient (DDPG) and TD3, all of it, in this one file.
 
 The actor mu(s) picks one action per state, and the critic Q(s, a) predicts the return that follows
-it. From stored transitions (s, a, r, s'), gradient descent on L(Q) moves Q towards the target y, and
-gradient ascent on J improves mu:
+it. Transitions (s, a, r, s') are drawn from a replay buffer. Gradient descent on L(Q) moves Q towards
+the target y, and gradient ascent on J improves mu:
 
     y = r + gamma (1 - terminated) Q'(s', mu'(s'))   (arXiv 1509.02971, algorithm 1)
     L(Q) = E[ (Q(s, a) - y)^2 ],   J(mu) = E[ Q(s, mu(s)) ]
@@ -65,7 +65,7 @@ class Args:
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: TUNED's choice, else td3
-    target_noise: float = 0.2  # trick 1: deviation of the noise on mu'(s'); DDPG: 0, or TUNED's
+    target_noise: float = 0.2  # trick 1: standard deviation of the noise on mu'(s'); DDPG: 0, or TUNED's
     twin_q: bool = True  # trick 2: the target y uses the lower value of two critics; DDPG: one critic
     policy_frequency: int = 2  # trick 3: critic updates per update of mu, mu' and Q'; DDPG: 1
     noise_clip: float = 0.5  # trick 1: the noise is clipped to ± this; 1 is half an action's range
@@ -76,17 +76,17 @@ class Args:
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
-    learning_starts: int = 1_000  # first steps, with uniformly random actions and no updates
+    learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: deviation 1.9 exploration_noise
+    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return; at most ±10
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = False  # divide by the running standard deviation of discounted returns; at most ±10
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -142,7 +142,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a): the return to expect after action a in state s (SAC: with later entropy bonuses)."""
+    """Q(s, a): the return to expect after action a in state s. In SAC, with later entropy bonuses."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -171,10 +171,9 @@ class ActorCritic(nn.Module):
         self.action_dimensions = math.prod(action_space.shape)
         self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.image = is_image(observation_space)
-        given = observation_space, action_space, args
-        self.actor = Actor(*given)
+        self.actor = Actor(observation_space, action_space, args)
         num_critics = 2 if args.twin_q else 1  # drawn separately: equal critics would stay equal
-        self.critics = nn.ModuleList(Critic(*given) for _ in range(num_critics))
+        self.critics = nn.ModuleList(Critic(observation_space, action_space, args) for _ in range(num_critics))
         self.target_actor = copy.deepcopy(self.actor)
         self.target_critics = copy.deepcopy(self.critics)
         self.to(device)
@@ -197,13 +196,13 @@ class ActorCritic(nn.Module):
         """
         rewards = batch.rewards
         if self.return_stats is not None:
-            deviation = math.sqrt(self.return_stats.var.item() + 1e-8)
-            rewards = (rewards / deviation).clamp(-10, 10)
+            std = math.sqrt(self.return_stats.var.item() + 1e-8)
+            rewards = (rewards / std).clamp(-10, 10)
         obs, next_obs = self.observe(batch.obs), self.observe(batch.next_obs)
         return batch._replace(obs=obs, rewards=rewards, next_obs=next_obs)
 
     def update_statistics(self, obs, discounted_returns):
-        """Count a step's observations (B, …) and discounted returns so far (B,), if args say so."""
+        """Add a step's obs (B, …), not next_obs, and discounted returns (B,) to the running statistics."""
         if self.obs_stats is not None:
             self.obs_stats.update(obs)
         if self.return_stats is not None:
@@ -244,7 +243,7 @@ def next_noise(noise, reset_rows, args, rng):
     if args.noise == "gaussian":
         return draws
     noise = (1 - args.ou_theta) * noise + draws
-    noise[reset_rows] = 0  # where this step only resets: the new episode's noise starts from 0
+    noise[reset_rows] = 0  # reset rows (see ReplayBuffer): the new episode's noise starts from 0
     return noise
 
 
@@ -254,7 +253,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
+    """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). Its row
     is called a reset row here. The action in it is ignored:
@@ -265,8 +264,8 @@ class ReplayBuffer:
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
-    transitions do so too, so the buffer does not keep what was truncated.
+    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
+    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -285,7 +284,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
-        """Store a step of all N environments, except reset rows. Returns the slots written."""
+        """Store a step of all N environments, except reset rows."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -296,7 +295,6 @@ class ReplayBuffer:
         self.terminated[slots] = terminated[played]
         self.position = (self.position + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
-        return slots
 
     def get(self, slots):
         """The Transitions in these slots, on the device."""
@@ -368,7 +366,7 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates a run must have made after `step` steps of all environments."""
+    """How many critic updates are due after `step` steps, summed over the environments."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -421,7 +419,9 @@ def train(args):
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
+    warn_of_short_run(args)
     run = Run(args, envs)
+    # fused: all weights in one call, faster
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), args.critic_learning_rate, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates, by run.step
@@ -434,7 +434,7 @@ def train(args):
     updates = num_updates(run.step, args)  # of the critics, so far
     envs, obs, reset_rows, rng = run.new_envs()  # reset_rows: these steps only reset
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # of running episodes: sum_k gamma^(t-k) r_k
+    discounted = np.zeros(args.num_envs)  # of running episodes: sum_i gamma^(t-i) r_i
     while not run.is_finished():
         noise = next_noise(noise, reset_rows, args, rng)
         if run.step < args.learning_starts:
@@ -445,7 +445,7 @@ def train(args):
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)
         buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=reset_rows)
-        discounted = rewards + args.gamma * discounted * ~reset_rows
+        discounted = (rewards + args.gamma * discounted) * ~reset_rows
         agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])
         reset_rows = terminated | truncated  # of the next step
         obs = next_obs
@@ -783,26 +783,25 @@ Agent = ActorCritic  # as make_box_agent calls it
 make_agent = make_box_agent  # as the run section calls it
 
 
-def check_buffer_size(args, envs):
-    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
-def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
-    check_buffer_size(args, envs)
-    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
+def warn_of_short_run(args):
+    """Say so if nothing will be learnt."""
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

@@ -9,10 +9,12 @@
 
 A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action
 with the highest Q, sometimes a random one. Store each step in a replay buffer. Draw a random batch
-of stored steps, and move Q(s, a) towards a target y. The target network Q', a copy of Q that lags
-behind, helps to compute y:
+of stored steps, as successive steps are too alike, and move Q(s, a) towards a target y. The target
+network Q', an older copy of Q, helps to compute y: if y moved with every update, learning could
+diverge.
 
-    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a))   (arXiv 1509.06461, eq. 4)
+    y = r + gamma (1 - terminated) Q'(s', argmax_a Q(s', a))   (double DQN: arXiv 1509.06461, eq. 4)
+    y = r + gamma (1 - terminated) max_a Q'(s', a)   (DQN, --no-double: Mnih 2015, algorithm 1)
     L = E[ (y - Q(s, a))^2 ]
 
     python dqn.py                                            # CartPole-v1, one or two minutes
@@ -20,8 +22,8 @@ behind, helps to compute y:
     python dqn.py --evaluate runs/DIR --render               # watch the trained agent
 
 Papers: DQN arXiv 1312.5602 and Mnih et al. 2015 (doi 10.1038/nature14236), double DQN arXiv
-1509.06461. The algorithm ends at "# ===== helpers"; the code below it makes environments, keeps the run
-folder and draws the curve.
+1509.06461. The algorithm ends at "# ===== helpers". Below are tuned settings, the CNN, the
+normalisation of observations, environments, run folder and curve.
 """
 
 import ast
@@ -59,7 +61,7 @@ class Args:
 
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
-    clip_error: bool = False  # clip the slope of the squared error (Atari): see q_losses
+    clip_error: bool = False  # Huber loss (Mnih 2015's clipped error), not the squared error: see q_losses
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
@@ -76,7 +78,7 @@ class Args:
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers (vectors only)
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -149,12 +151,12 @@ class QNetwork(nn.Module):
 
     @torch.inference_mode()  # as no_grad, but faster
     def greedy(self, obs):
-        """The best actions (B,) for a NumPy array of observations (B, …)."""
+        """The greedy actions (B,), of the highest Q, for an array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
-    def explore(self, obs, epsilon, rng):
-        """The best actions (B,); with probability epsilon, each is replaced by one drawn uniformly."""
+    def epsilon_greedy(self, obs, epsilon, rng):
+        """The greedy actions (B,); with probability epsilon, each is drawn uniformly."""
         at_random = rng.random(len(obs)) < epsilon
         actions = rng.integers(self.num_actions, size=len(obs))
         if not at_random.all():
@@ -162,7 +164,7 @@ class QNetwork(nn.Module):
         return actions
 
     def act(self, obs):
-        """The best actions for observations (B, …), as the environment takes them."""
+        """The greedy actions for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         return self.to_env(self.greedy(obs))
@@ -177,7 +179,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
+    """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). Its row
     is called a reset row here. The action in it is ignored:
@@ -188,8 +190,8 @@ class ReplayBuffer:
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
-    transitions do so too, so the buffer does not keep what was truncated.
+    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
+    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -208,7 +210,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
-        """Store a step of all N environments, except reset rows. Returns the slots written."""
+        """Store a step of all N environments, except reset rows."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -219,7 +221,6 @@ class ReplayBuffer:
         self.terminated[slots] = terminated[played]
         self.position = (self.position + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
-        return slots
 
     def get(self, slots):
         """The Transitions in these slots, on the device."""
@@ -267,11 +268,12 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 
 
 def q_bound(reward, discount):
-    """No true Q is above this if no reward is above `reward`; 0 if that is negative.
+    """The discounted sum of a reward r for ever; 0 for negative r, as episodes may end.
 
-    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
+    bound = r / (1 - gamma)
 
-    A mean Q above it, the curve's dashed line, is too high. If r sums n rewards: with gamma^n.
+    No true Q is higher if no reward is higher than r; a mean Q above it is overestimated.
+    `discount` is gamma, or gamma^n if r sums n rewards.
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
@@ -282,13 +284,9 @@ def q_losses(q, targets, clip_error):
         L = (y - Q)^2   (squared)
         L = (y - Q)^2 / 2 if |y - Q| <= 1, else |y - Q| - 1/2   (Huber)
 
-    Q must become the mean of y, and squared errors are least at the mean. Say that of twenty equal
-    steps one fails: its y is 0, that of the others 100. The slopes of the losses add up to 0 where
-
-        19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
-        19 (100 - Q) = 1   (Huber: Q = 99.95, as the large error pulls no more than an error of 1)
-
-    So clipped errors almost ignore rare failures. Targets pass such a Q on to earlier states.
+    Say that y is 100 in 19 of 20 equally likely cases, else 0. Squared errors are least at the mean,
+    Q = 95; Huber losses near the median, at Q = 99.947. They resist large errors, but almost ignore
+    rare failures, and targets pass such a Q on to earlier states.
     """
     if clip_error:
         return nn.functional.huber_loss(q, targets, reduction="none")
@@ -296,10 +294,7 @@ def q_losses(q, targets, clip_error):
 
 
 def dqn_loss(agent, target, batch, args):
-    """(mean loss, mean Q(s, a)) of a batch of Transitions: scalar tensors, the second to be logged.
-
-    No gradient flows through the targets.
-    """
+    """(mean loss, mean Q(s, a) for the log) of a batch; no gradient flows through the targets."""
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
@@ -326,8 +321,10 @@ def train(args):
     target = copy.deepcopy(agent)  # Q'
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_replay_buffer(args, envs, agent)
+    warn_of_short_run(args)
     set_threads(agent.image)
     run = Run(args, envs)
+    # eps: small steps where gradients are tiny; fused: faster
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -340,9 +337,9 @@ def train(args):
     while not run.is_finished():
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         obs = obs.copy()  # the environments may write the next ones into the same array
-        actions = agent.explore(obs, epsilon, rng)
+        actions = agent.epsilon_greedy(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        first_step = run.step + 1
+        previous_step = run.step
         run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, reset_rows=reset_rows)
@@ -351,8 +348,8 @@ def train(args):
         obs = next_obs
         reset_rows = terminated | truncated  # of the next step
 
-        # The environments took several steps at once: update as often as if one by one.
-        for step in range(first_step, run.step + 1):
+        # Up to num_envs steps were taken at once: update as often as if one by one.
+        for step in range(previous_step + 1, run.step + 1):
             if step >= learning_starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
@@ -368,7 +365,7 @@ def train(args):
                 scheduler.step()
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
-                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))
+                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))  # for the plot
 
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
@@ -649,24 +646,23 @@ make_agent = make_q_network  # as the run section calls it
 
 def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
-    check_buffer_size(args, envs)
-    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
-
-
-def check_buffer_size(args, envs):
-    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
+
+
+def warn_of_short_run(args):
+    """Say so if nothing will be learnt."""
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

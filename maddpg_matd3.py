@@ -552,7 +552,7 @@ def actors_loss(agents, batch, rng):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates a run must have made after `step` steps of all environments."""
+    """How many critic updates are due after `step` steps, summed over the environments."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps

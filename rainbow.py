@@ -30,8 +30,8 @@ probability between the two atoms around y:
     python rainbow.py --no-noisy --no-distributional           # any combination
     python rainbow.py --env-id LunarLander-v3 --capture-video  # a lander, filmed while it learns
 
-Papers: Rainbow arXiv 1710.02298, and those above. The algorithm ends at "# ===== helpers"; the code below
-it makes environments, keeps the run folder and draws the curve.
+Papers: Rainbow arXiv 1710.02298, and those above. The algorithm ends at "# ===== helpers". Below are
+tuned settings, the CNN, the normalisation of observations, environments, run folder and curve.
 """
 
 import ast
@@ -82,7 +82,7 @@ class Args:
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
-    clip_error: bool = False  # clip the slope of the squared error (Atari, --no-distributional): see q_losses
+    clip_error: bool = False  # with --no-distributional: Huber loss, not the squared error: see q_losses
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     adam_eps: float = 1e-5  # Adam's epsilon, which keeps it from dividing by zero
@@ -99,7 +99,7 @@ class Args:
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the hidden layers (vectors only)
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -275,19 +275,19 @@ class RainbowNetwork(nn.Module):
 
     @torch.inference_mode()  # as no_grad, but faster
     def greedy(self, obs):
-        """The best actions (B,) for a NumPy array of observations (B, …)."""
+        """The greedy actions (B,), of the highest Q, for an array of observations (B, …)."""
         dtype = torch.uint8 if self.image else torch.float32
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def explore(self, obs, epsilon, rng):
-        """The best actions (B,) under new noise; with probability epsilon, each is drawn uniformly."""
+        """The greedy actions (B,) under new noise; with probability epsilon, each is drawn uniformly."""
         self.draw_noise(rng)  # the same noise for all environments
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
-        """The best actions without noise for observations (B, …), as the environment takes them."""
+        """The greedy actions without noise for observations (B, …), as the environment takes them."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
         for noisy_layer in self.noisy_layers:
@@ -321,7 +321,7 @@ class NStepBuffer:
     The windows that reach s4 bootstrap from it if the episode was truncated there, but not if it
     terminated. In either case the environment's next step only resets it and ignores the action
     (next-step autoreset). This reset row opens no window. With `alpha`, transitions are drawn by
-    priority (SumTree), without it uniformly; uint8 stays uint8.
+    priority (SumTree), without it uniformly. uint8 observations stay uint8.
     """
 
     def __init__(
@@ -545,11 +545,12 @@ def project(rewards, terminated, discounts, probs, support):
 
 
 def q_bound(reward, discount):
-    """No true Q is above this if no reward is above `reward`; 0 if that is negative.
+    """The discounted sum of a reward r for ever; 0 for negative r, as episodes may end.
 
-    bound = r + gamma r + gamma^2 r + … = r / (1 - gamma)
+    bound = r / (1 - gamma)
 
-    A mean Q above it, the curve's dashed line, is too high. If r sums n rewards: with gamma^n.
+    No true Q is higher if no reward is higher than r; a mean Q above it is overestimated.
+    `discount` is gamma, or gamma^n if r sums n rewards.
     """
     return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
@@ -560,13 +561,9 @@ def q_losses(q, targets, clip_error):
         L = (y - Q)^2   (squared)
         L = (y - Q)^2 / 2 if |y - Q| <= 1, else |y - Q| - 1/2   (Huber)
 
-    Q must become the mean of y, and squared errors are least at the mean. Say that of twenty equal
-    steps one fails: its y is 0, that of the others 100. The slopes of the losses add up to 0 where
-
-        19 * 2 (100 - Q) = 2 Q   (squared: Q = 95, the mean)
-        19 (100 - Q) = 1   (Huber: Q = 99.95, as the large error pulls no more than an error of 1)
-
-    So clipped errors almost ignore rare failures. Targets pass such a Q on to earlier states.
+    Say that y is 100 in 19 of 20 equally likely cases, else 0. Squared errors are least at the mean,
+    Q = 95; Huber losses near the median, at Q = 99.947. They resist large errors, but almost ignore
+    rare failures, and targets pass such a Q on to earlier states.
     """
     if clip_error:
         return nn.functional.huber_loss(q, targets, reduction="none")
@@ -612,8 +609,10 @@ def train(args):
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_n_step_buffer(args, envs, agent)
+    warn_of_short_run(args)
     set_threads(agent.image)
     run = Run(args, envs)
+    # fused: all weights in one call, faster
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -630,7 +629,7 @@ def train(args):
         obs = obs.copy()  # the environments may write the next ones into the same array
         actions = agent.explore(obs, epsilon, rng)
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
-        first_step = run.step + 1
+        previous_step = run.step
         run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, truncated, reset_rows)
@@ -639,8 +638,8 @@ def train(args):
         obs = next_obs
         reset_rows = terminated | truncated  # of the next step
 
-        # The environments took several steps at once: update as often as if one by one.
-        for step in range(first_step, run.step + 1):
+        # Up to num_envs steps were taken at once: update as often as if one by one.
+        for step in range(previous_step + 1, run.step + 1):
             starts = step >= learning_starts and buffer.size >= args.batch_size  # open windows are not stored
             if starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
@@ -662,7 +661,7 @@ def train(args):
                 run.log(sigma=agent.mean_sigma())
             if step % args.target_network_frequency == 0:
                 target.load_state_dict(agent.state_dict())
-                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))
+                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))  # for the plot
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
@@ -962,29 +961,25 @@ def make_n_step_buffer(args, envs, agent):
     n_step = args.n_step if args.multi_step else 1
     if args.distributional and (args.v_min >= args.v_max or args.num_atoms < 2):
         raise UserError("v_min must be less than v_max, and num_atoms at least 2")
-    check_buffer_size(args, envs)
-    if n_step < 1 or args.buffer_size < n_step * args.num_envs:
-        raise UserError("n_step must be at least 1, and buffer_size at least n_step x num_envs")
-    alpha = args.alpha if args.prioritized else None
-    spaces_of_env = envs.single_observation_space, envs.single_action_space
-    settings = args.num_envs, n_step, args.gamma, alpha
-    return NStepBuffer(args.buffer_size, *spaces_of_env, agent.device, *settings)
-
-
-def check_buffer_size(args, envs):
-    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
-    if args.buffer_size < max(args.batch_size, args.num_envs):
-        raise UserError("buffer_size must not be less than batch_size or num_envs")
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+    if args.buffer_size < max(args.batch_size, n_step * args.num_envs):
+        raise UserError("buffer_size must not be less than batch_size or n_step x num_envs")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    alpha = args.alpha if args.prioritized else None
+    settings = args.num_envs, n_step, args.gamma, alpha
+    return NStepBuffer(args.buffer_size, space, envs.single_action_space, agent.device, *settings)
+
+
+def warn_of_short_run(args):
+    """Say so if nothing will be learnt."""
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

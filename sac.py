@@ -8,20 +8,21 @@
 """Soft actor-critic (SAC), all of it, in this one file.
 
 The actor pi draws its actions from a distribution. Besides each reward it earns an entropy bonus,
--alpha log pi(a|s), so it keeps trying all actions that seem about equally good. The critics Q_k(s, a)
-predict the return that follows action a, with the bonuses of later actions. From stored transitions
-(s, a, r, s'), gradient descent on L(Q) moves them towards the target y, and gradient ascent on J
-improves pi. In y, a' is drawn from pi(.|s'); in J, a is drawn from pi(.|s):
+-alpha log pi(a|s), so it keeps trying all actions that seem about equally good; alpha is called the
+temperature. The critics Q_k(s, a) predict the return that follows action a, with the bonuses of later
+actions. Transitions (s, a, r, s') are drawn from a replay buffer. Gradient descent on L(Q) moves the
+critics towards the target y, and descent on J(pi) improves pi. In y, a' is drawn from pi(.|s'); in
+J(pi), a is drawn from pi(.|s):
 
     y = r + gamma (1 - terminated) (min_k Q'_k(s', a') - alpha log pi(a'|s'))
     L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
-    J(pi) = E[ min_k Q_k(s, a) - alpha log pi(a|s) ]   (arXiv 1812.05905, eqs. 2, 3, 5, 9)
+    J(pi) = E[ alpha log pi(a|s) - min_k Q_k(s, a) ]   (arXiv 1812.05905, eqs. 2, 3, 5, 9)
 
-(The paper's eq. 5 halves the squares, and its eq. 9 is -J; two critics stand in its text.) In L, y is
-a constant. In J, a is a function of s and of noise, so the gradient reaches pi through a, too. k = 1
-or 2 is the critic's number; the lower of two values is less often too high. The target networks Q'
-follow Q slowly. alpha is learnt by descent on E[ -alpha (log pi(a|s) + target entropy) ], which keeps
-pi's entropy near its target.
+(The paper halves the squares and describes the two critics only in words.) In L, y is a constant. In
+J, a is a function of s and of noise, so the gradient reaches pi through a, too. k = 1 or 2 is the
+critic's number; the lower of two values is less often too high. The target networks Q' follow Q
+slowly. Descent on J(alpha) = E[ -alpha (log pi(a|s) + target entropy) ] keeps pi's entropy near its
+target.
 
     python sac.py                               # Pendulum-v1, a minute
     python sac.py --alpha 0.2                   # with a fixed weight of the entropy bonus
@@ -68,7 +69,7 @@ class Args:
     """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    alpha: float | None = None  # weight of the bonus; None: learnt, target entropy -1 per dimension
+    alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
     policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; papers: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
@@ -77,17 +78,17 @@ class Args:
     num_envs: int = 1  # environments played side by side
     buffer_size: int = 1_000_000  # transitions in the replay buffer, and in each checkpoint
     batch_size: int = 256  # transitions per update
-    learning_starts: int = 1_000  # first steps, with uniformly random actions and no updates
+    learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts over several steps
     exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
-    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation becomes 1.9 exploration_noise
+    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
-    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of the discounted return; at most ±10
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = False  # divide by the running standard deviation of discounted returns; at most ±10
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -145,7 +146,7 @@ class SquashedActor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a): the return to expect after action a in state s (SAC: with later entropy bonuses)."""
+    """Q(s, a): the return to expect after action a in state s. In SAC, with later entropy bonuses."""
 
     def __init__(self, observation_space, action_space, args):
         super().__init__()
@@ -159,7 +160,7 @@ class Critic(nn.Module):
 
 
 class SoftActorCritic(nn.Module):
-    """The actor pi, two critics Q, their target networks Q', and alpha, the weight of the entropy.
+    """The actor pi, two critics Q, their target networks Q', and the temperature alpha.
 
     Actions are (B, D) in [-1, 1] everywhere except in the environment. pi(a|s) is their density, so
     the entropy does not depend on the environment's units.
@@ -174,9 +175,8 @@ class SoftActorCritic(nn.Module):
         self.action_dimensions = math.prod(action_space.shape)
         self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.image = is_image(observation_space)
-        given = observation_space, action_space, args
-        self.actor = SquashedActor(*given)
-        self.critics = nn.ModuleList(Critic(*given) for _ in range(2))
+        self.actor = SquashedActor(observation_space, action_space, args)
+        self.critics = nn.ModuleList(Critic(observation_space, action_space, args) for _ in range(2))
         self.target_critics = copy.deepcopy(self.critics)
         first_alpha = 1.0 if args.alpha is None else args.alpha
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
@@ -201,13 +201,13 @@ class SoftActorCritic(nn.Module):
         """
         rewards = batch.rewards
         if self.return_stats is not None:
-            deviation = math.sqrt(self.return_stats.var.item() + 1e-8)
-            rewards = (rewards / deviation).clamp(-10, 10)
+            std = math.sqrt(self.return_stats.var.item() + 1e-8)
+            rewards = (rewards / std).clamp(-10, 10)
         obs, next_obs = self.observe(batch.obs), self.observe(batch.next_obs)
         return batch._replace(obs=obs, rewards=rewards, next_obs=next_obs)
 
     def update_statistics(self, obs, discounted_returns):
-        """Count a step's observations (B, …) and discounted returns so far (B,), if args say so."""
+        """Add a step's obs (B, …), not next_obs, and discounted returns (B,) to the running statistics."""
         if self.obs_stats is not None:
             self.obs_stats.update(obs)
         if self.return_stats is not None:
@@ -276,7 +276,7 @@ def next_noise(noise, reset_rows, args, rng):
     if args.noise == "gaussian":
         return draws
     noise = (1 - args.ou_theta) * noise + draws
-    noise[reset_rows] = 0  # where this step only resets: the new episode's noise starts from 0
+    noise[reset_rows] = 0  # reset rows (see ReplayBuffer): the new episode's noise starts from 0
     return noise
 
 
@@ -286,7 +286,7 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 
 
 class ReplayBuffer:
-    """The last `capacity` transitions, in CPU memory. New ones replace the oldest. uint8 is kept.
+    """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
     After an episode's end, the next step only resets the environment (next-step autoreset). Its row
     is called a reset row here. The action in it is ignored:
@@ -297,8 +297,8 @@ class ReplayBuffer:
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
     So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap: they add a value of next_obs. Those of truncated
-    transitions do so too, so the buffer does not keep what was truncated.
+    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
+    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -317,7 +317,7 @@ class ReplayBuffer:
         self.position = 0  # slot that is written next
 
     def add(self, obs, actions, rewards, next_obs, terminated, reset_rows):
-        """Store a step of all N environments, except reset rows. Returns the slots written."""
+        """Store a step of all N environments, except reset rows."""
         played = ~reset_rows
         count = int(played.sum())
         slots = (self.position + np.arange(count)) % self.capacity
@@ -328,7 +328,6 @@ class ReplayBuffer:
         self.terminated[slots] = terminated[played]
         self.position = (self.position + count) % self.capacity
         self.size = min(self.size + count, self.capacity)
-        return slots
 
     def get(self, slots):
         """The Transitions in these slots, on the device."""
@@ -378,7 +377,7 @@ def critic_loss(values, targets):
 def sac_actor_loss(values, log_probs, alpha):
     """What the actor minimises, from values (K, B) and log-densities (B,) of actions that it draws.
 
-    L = E[ alpha log pi(a|s) - min_k Q_k(s, a) ]   (arXiv 1812.05905, eq. 9)
+    J(pi) = E[ alpha log pi(a|s) - min_k Q_k(s, a) ]   (arXiv 1812.05905, eq. 9)
     """
     return (alpha * log_probs - values.amin(0)).mean()
 
@@ -386,7 +385,7 @@ def sac_actor_loss(values, log_probs, alpha):
 def alpha_loss(log_alpha, log_probs, target_entropy):
     """What alpha = exp(log_alpha) minimises; log_probs (B,) count as constants.
 
-        L = E[ -alpha (log pi(a|s) + target_entropy) ]   (arXiv 1812.05905, eq. 18)
+        J(alpha) = E[ -alpha (log pi(a|s) + target_entropy) ]   (arXiv 1812.05905, eq. 18)
 
     Descent raises alpha while the entropy, the mean of -log pi, is too low. It moves log alpha, so that
     alpha stays positive.
@@ -406,13 +405,13 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates a run must have made after `step` steps of all environments."""
+    """How many critic updates are due after `step` steps, summed over the environments."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
 
 
-def soft_bellman_targets(agent, batch, args, rng):
+def compute_targets(agent, batch, args, rng):
     """The critics' targets y (B,) for a batch: soft_td_targets with actions a' drawn from pi(.|s')."""
     with torch.no_grad():
         next_actions, next_log_probs = agent.draw(batch.next_obs, rng)
@@ -435,7 +434,7 @@ def update_critics(agent, optimizer, batch, targets, args):
 
 
 def update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng):
-    """A gradient step of the actor up J, and one of alpha unless it is fixed; returns metrics."""
+    """A gradient step of the actor down J(pi), and of alpha, unless fixed, down J(alpha); returns metrics."""
     agent.actor.train()  # if you add dropout, it acts only in losses
     actions, log_probs = agent.draw(batch.obs, rng)
     values = torch.stack([critic(batch.obs, actions) for critic in agent.critics])
@@ -461,7 +460,9 @@ def train(args):
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
+    warn_of_short_run(args)
     run = Run(args, envs)
+    # fused: all weights in one call, faster
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), args.critic_learning_rate, fused=True)
     alpha_optimizer = torch.optim.Adam([agent.log_alpha], args.critic_learning_rate, fused=True)
@@ -475,7 +476,7 @@ def train(args):
     updates = num_updates(run.step, args)  # of the critics, so far
     envs, obs, reset_rows, rng = run.new_envs()  # reset_rows: these steps only reset
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # of running episodes: sum_k gamma^(t-k) r_k
+    discounted = np.zeros(args.num_envs)  # of running episodes: sum_i gamma^(t-i) r_i
     while not run.is_finished():
         noise = next_noise(noise, reset_rows, args, rng)
         if run.step < args.learning_starts:
@@ -486,7 +487,7 @@ def train(args):
         next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
         run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)
         buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=reset_rows)
-        discounted = rewards + args.gamma * discounted * ~reset_rows
+        discounted = (rewards + args.gamma * discounted) * ~reset_rows
         agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])
         reset_rows = terminated | truncated  # of the next step
         obs = next_obs
@@ -494,7 +495,7 @@ def train(args):
         while updates < num_updates(run.step, args):
             updates += 1
             batch = agent.observe_batch(buffer.sample(args.batch_size, rng))
-            targets = soft_bellman_targets(agent, batch, args, rng)
+            targets = compute_targets(agent, batch, args, rng)
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
@@ -797,26 +798,25 @@ Agent = SoftActorCritic  # as make_box_agent calls it
 make_agent = make_box_agent  # as the run section calls it
 
 
-def check_buffer_size(args, envs):
-    """UserError if a buffer of args.buffer_size is too small, or too large for the memory."""
+def make_replay_buffer(args, envs, agent):
+    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; fails for more than the machine has
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
     except (MemoryError, ValueError) as error:
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
-def make_replay_buffer(args, envs, agent):
-    """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
-    check_buffer_size(args, envs)
-    return ReplayBuffer(args.buffer_size, envs.single_observation_space, envs.single_action_space, agent.device)
+def warn_of_short_run(args):
+    """Say so if nothing will be learnt."""
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

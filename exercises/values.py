@@ -23,18 +23,20 @@ def add_steps(buffer, steps):
 
     A number is observation and reward; the letter says t terminated, c cut off, b both, r only reset, - nothing.
     """
-    slots = []
+    slots, is_rainbows = [], hasattr(buffer, "discounts")
     for t, (numbers, letters) in enumerate(steps):
         obs = np.array(numbers, np.float32)[:, None]
         given = {name: np.array([letter in kinds for letter in letters]) for name, kinds in LETTERS.items()}
         given |= {"obs": obs, "rewards": obs[:, 0], "next_obs": obs + 0.5}
-        if not hasattr(buffer, "discounts"):  # dqn.py's buffer need not know what was truncated
+        if not is_rainbows:  # dqn.py's buffer need not know what was truncated, and returns nothing
             del given["truncated"]
         slots.append(buffer.add(**given, actions=(np.arange(len(obs)) + t)[:, None] % 9))
     names = "obs actions rewards next_obs terminated discounts".split()
     names = [name for name in names if hasattr(buffer, name)]
     rows = [[np.ravel(getattr(buffer, name)[i])[0] for name in names] for i in range(buffer.capacity)]
-    return rows, slots, buffer.position, buffer.size
+    if is_rainbows:
+        return rows, slots, buffer.position, buffer.size
+    return rows, buffer.position, buffer.size
 
 
 def random_steps(rng):
@@ -70,13 +72,11 @@ exercise(
     cut="dqn.py: ReplayBuffer.add, ReplayBuffer.sample",
     task="the arrays self.obs, next_obs, actions, rewards and terminated have a row per slot. self.position is the "
     "next slot to write, self.size how many are filled. | ReplayBuffer.add: write what stores transitions. "
-    "Reset rows are left out. Return an array of slots. | ReplayBuffer.sample: write what draws transitions. "
+    "Reset rows are left out. | ReplayBuffer.sample: write what draws transitions. "
     "self.get(slots) makes Transitions of an array of slots. `rng` is a NumPy Generator.",
     cases={
-        "two environments, two steps, capacity 3: (rows (obs, action, reward, next_obs, terminated), slots of each "
-        "step, position, size) | the remainder of position + 0, 1, … divided by the capacity": ring(
-            3, ([1, 2], "--"), ([3, 4], "--")
-        ),
+        "two environments, two steps, capacity 3: (rows (obs, action, reward, next_obs, terminated), position, size) "
+        "| the remainder of position + 0, 1, … divided by the capacity": ring(3, ([1, 2], "--"), ([3, 4], "--")),
         "the first of three is truncated, the second only resets, the third terminates | the rows that are stored, and "
         "what is stored as terminated": ring(5, ([1, 2, 3], "crt")),
         "two transitions in a buffer for five: (share of empty slots, of each transition; is one drawn twice?) "

@@ -150,12 +150,12 @@ def test_target_network_follows(script):
 def add(buffer, numbers, ends=None, reset_rows=None):
     """Store a step of N environments: obs, action and reward are the number, next_obs is the number + 0.5.
 
-    `ends`: a t for each one that terminated, a c for each one that was cut off, else a -. Returns the slots.
+    `ends`: a t for each one that terminated, a c for each one that was cut off, else a -.
     """
     ends = np.array(list(ends or "-" * len(numbers)))
     reset_rows = np.array(reset_rows or [False] * len(numbers))
     obs, actions = np.array(numbers, np.float32)[:, None], np.array(numbers, int)[:, None]
-    return buffer.add(obs, actions, obs[:, 0], obs + 0.5, ends == "t", reset_rows).tolist()
+    buffer.add(obs, actions, obs[:, 0], obs + 0.5, ends == "t", reset_rows)
 
 
 @catches(
@@ -172,15 +172,19 @@ def test_ring(script):
     slots      0 1    2 3      0             none              1 2
     """
     buffer, rng = script.ReplayBuffer(4, VECTOR, spaces.Discrete(9)), np.random.default_rng(0)
-    assert add(buffer, [1, 2]) == [0, 1] and buffer.size == 2 and len(buffer.sample(2, rng).rewards) == 2
+    add(buffer, [1, 2])
+    assert buffer.rewards.tolist() == [1, 2, 0, 0] and buffer.size == 2 and len(buffer.sample(2, rng).rewards) == 2
     with fails("cannot sample 3 of 2 stored transitions"):
         buffer.sample(3, rng)
-    assert add(buffer, [3, 4], "tc") == [2, 3]
-    assert add(buffer, [5, 6], reset_rows=[True, False]) == [0]
+    add(buffer, [3, 4], "tc")
+    assert buffer.rewards.tolist() == [1, 2, 3, 4] and (buffer.size, buffer.position) == (4, 0)
+    add(buffer, [5, 6], reset_rows=[True, False])
     assert buffer.rewards.tolist() == [6, 2, 3, 4] and (buffer.size, buffer.position) == (4, 1)
     assert buffer.terminated.tolist() == [False, False, True, False]
-    assert add(buffer, [7, 8], reset_rows=[True, True]) == []
-    assert add(buffer, [7, 8]) == [1, 2] and buffer.rewards.tolist() == [6, 7, 8, 4]
+    add(buffer, [7, 8], reset_rows=[True, True])
+    assert buffer.rewards.tolist() == [6, 2, 3, 4] and (buffer.size, buffer.position) == (4, 1)
+    add(buffer, [7, 8])
+    assert buffer.rewards.tolist() == [6, 7, 8, 4]
     batch = buffer.get(np.array([0, 3, 1]))
     for field, expected in zip(batch, ([[6], [4], [7]], [[6], [4], [7]], [6, 4, 7], [[6.5], [4.5], [7.5]], [0, 0, 0])):
         close(field, expected)
@@ -207,9 +211,9 @@ def when(script, plan, **given):
 
 @catches(
     "train, copies wait: if step % args.target_ -> if step % args.train_frequency == 0 == step % args.target_",
-    "train, reset rows do it again: range(first_step, -> range(min(first_step, run.step),",
+    "train, reset rows do it again: range(previous_step + 1, -> range(min(previous_step + 1, run.step),",
     "train, the step after: % args.train_frequency == 0 -> % args.train_frequency == 1",
-    "train, one update for all environments: for step in range(first_step, -> for step in range(run.step,",
+    "train, one update for all environments: for step in range(previous_step + 1, -> for step in range(run.step,",
 )
 def test_periods(script):
     """One environment, from step 8 to 40: updates at 8, 12, … 40, copies at 10, 20, 30, 40, whatever the updates do.
@@ -235,8 +239,8 @@ def test_periods(script):
     "relu_mlp, weights of 1: gain=1.0 -> gain=2**0.5",
     "QNetwork.greedy, the worst action: argmax -> argmin",
     "QNetwork.to_env, start forgotten: actions + self.action_space.start -> actions",
-    "QNetwork.explore, best where random is due: < epsilon -> >= epsilon",
-    "QNetwork.explore, all environments at once: rng.random(len(obs)) -> rng.random() * np.ones(len(obs))",
+    "QNetwork.epsilon_greedy, greedy where random is due: < epsilon -> >= epsilon",
+    "QNetwork.epsilon_greedy, all environments at once: rng.random(len(obs)) -> rng.random() * np.ones(len(obs))",
 )
 def test_network_and_actions(script):
     """Linear layers with ReLU between them, rows orthogonal; epsilon is the share of actions that are drawn uniformly.
@@ -267,7 +271,7 @@ def test_network_and_actions(script):
         with pytest.raises(ValueError, match=re.escape("act(obs[None])")):
             agent.act(obs[0].reshape(2, 2))
     for epsilon in (0.0, 0.3, 1.0):
-        rank = (agent.explore(obs, epsilon, rng) - best) % 3  # 0 for the best action
+        rank = (agent.epsilon_greedy(obs, epsilon, rng) - best) % 3  # 0 for the best action
         close(np.bincount(rank, minlength=3) / 10_000, [1 - epsilon * 2 / 3, epsilon / 3, epsilon / 3], atol=0.015)
 
 
@@ -447,7 +451,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
 
 
-@catches("check_buffer_size, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
+@catches("warn_of_short_run, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
 def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys):
     """The first update comes once both learning_starts and a batch are there."""
     monkeypatch.chdir(tmp_path)

@@ -117,13 +117,12 @@ class HalfNoise:
 
 
 @catches(
-    "soft_bellman_targets, values of the critics themselves: in agent.target_critics -> in agent.critics",
-    "soft_bellman_targets, values of this state: critic(batch.next_obs, -> critic(batch.obs,",
-    "soft_bellman_targets, entropy of another action: return soft -> "
+    "compute_targets, values of the critics themselves: in agent.target_critics -> in agent.critics",
+    "compute_targets, values of this state: critic(batch.next_obs, -> critic(batch.obs,",
+    "compute_targets, entropy of another action: return soft -> "
     "next_log_probs = agent.draw(batch.obs, rng)[1]\n        return soft",
-    "soft_bellman_targets, of what was done: critic(batch.next_obs, next_actions) -> "
-    "critic(batch.next_obs, batch.actions)",
-    "soft_bellman_targets, with gradients: with torch.no_grad(): -> if True:",
+    "compute_targets, of what was done: critic(batch.next_obs, next_actions) -> critic(batch.next_obs, batch.actions)",
+    "compute_targets, with gradients: with torch.no_grad(): -> if True:",
     "SoftActorCritic.draw, noise forgotten: (mean, log_std, noise) -> (mean, log_std, 0 * noise)",
     "SoftActorCritic.__init__, target entropy's sign: -float(self.action_dimensions) -> float(self.action_dimensions)",
     "SoftActorCritic.__init__, alpha is its logarithm: torch.tensor(first_alpha).log() -> torch.tensor(first_alpha)",
@@ -243,7 +242,7 @@ def slow_training(number):
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
     "train, statistics of what comes next: update_statistics(obs[ -> update_statistics(next_obs[",
     "train, reset rows counted in the statistics: obs[~reset_rows], -> obs,",
-    "train, sums of rewards outlive an end: discounted * ~reset_rows -> discounted",
+    "train, sums of rewards outlive an end: discounted) * ~reset_rows -> discounted)",
     "train, seen before acting: actions = agent -> agent.update_statistics(obs, rewards); actions = agent",
 )
 def test_training(script):
