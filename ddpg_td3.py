@@ -86,7 +86,7 @@ class Args:
     ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of the hidden layers of actor and critics
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide by the running standard deviation of discounted returns; at most ±10
+    normalize_reward: bool = False  # divide by the running standard deviation of their discounted sum; at most ±10
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -462,7 +462,7 @@ def train(args):
                 polyak(agent.target_actor, agent.actor, args.tau)
                 polyak(agent.target_critics, agent.critics, args.tau)
 
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
         if run.write_what_is_due():
             envs, obs, reset_rows, rng = run.new_envs()
             noise = np.zeros(noise.shape)
@@ -473,7 +473,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"critic_loss": "loss of the critics", "value_mean": "mean value, by the critics", "actor_loss": "actor's loss"}
-EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = True  # training adds noise to the policy: only evaluations decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids

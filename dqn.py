@@ -376,7 +376,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"loss": "loss: errors of Q", "q": "mean Q", "epsilon": "share of random actions"}
-EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = True  # training plays random actions as well: only evaluations decide --stop-at-return
 SCHEDULED = ("anneal_lr", "exploration_fraction")  # if set, a schedule ends with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids

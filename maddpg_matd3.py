@@ -630,7 +630,7 @@ def train(args):
 # ===== helpers: settings, teams of agents, environments ===========================================
 
 CURVE = {"critic_loss": "loss of the critics", "value_mean": "mean value, by the critics", "actor_loss": "actors' loss"}
-EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = True  # training adds noise to the policy: only evaluations decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 REFUSED_WRAPPERS = {}  # by read_wrapper

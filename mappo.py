@@ -81,7 +81,7 @@ class Args:
     gae: bool = True  # advantages by GAE; otherwise discounted return minus value
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     clip_coef: float = 0.2  # eps of the clipped objective
-    value_norm: bool = True  # the critic predicts returns normalised by their running mean and deviation
+    value_norm: bool = True  # the critic predicts returns normalised by their running mean and standard deviation
     clip_vloss: bool = True  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far; with value_norm, in normalised units
     huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
@@ -701,7 +701,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, teams of environments ============================
 
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policies"}
-EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = False  # training plays the policy itself: its episodes decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 REFUSED_WRAPPERS = {}  # by read_wrapper

@@ -81,8 +81,8 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
-    normalize_obs: bool = True  # normalise observations by running mean and deviation; never images
-    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return; at most ±10
+    normalize_obs: bool = True  # by their running mean and standard deviation; never images
+    normalize_reward: bool = True  # divide by the running standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -415,8 +415,6 @@ class RolloutBuffer:
 
     def minibatches(self, num_minibatches, rng):
         """Yield Batches that together hold every row but the reset rows once, in random order."""
-        if self.rows is None:
-            raise ValueError("compute_advantages comes first: it makes the rows")
         order = rng.permutation(np.flatnonzero(~self.reset_rows))
         flat_rows = Batch(*[field.flatten(0, 1) for field in self.rows])
         for chosen in torch.as_tensor(order, device=self.rows.obs.device).tensor_split(num_minibatches):
@@ -549,7 +547,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
         if run.write_what_is_due():
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
@@ -559,7 +557,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
-EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = False  # training plays the policy itself: its episodes decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids

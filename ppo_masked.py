@@ -80,7 +80,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return; at most ±10
+    normalize_reward: bool = True  # divide by the running standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -543,7 +543,7 @@ def train(args):
                 break
         scheduler.step()
 
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
         if run.write_what_is_due():
             envs, obs_and_masks, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
@@ -553,7 +553,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
-EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = False  # training plays the policy itself: its episodes decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {}  # what make_envs imports by the names of ids: nothing; write module:Id

@@ -15,7 +15,7 @@ measures how new s' is: its novelty, a mean over the features (in the paper, a s
 
     novelty = mean( (g(s') - f(s'))^2 )   (arXiv 1810.12894, section 2.2)
 
-The intrinsic reward is the novelty divided by the running deviation of its discounted sum (section 2.4).
+The intrinsic reward is the novelty divided by the running standard deviation of its discounted sum (section 2.4).
 Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic
 (section 2.3). Extrinsic returns end with the episode. Intrinsic returns go on into the next: an
 agent that dies while exploring has lost only the way back to that place, not all novelty to come.
@@ -78,7 +78,7 @@ class Args:
     intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: its critic and the predictor learn all the same
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
-    normalize_intrinsic: bool = True  # divide novelty by the running deviation of its discounted sum
+    normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
     predictor_share: float = (
         0.25  # part of each minibatch, a row at least, that trains the predictor; less: novelty fades more slowly
@@ -649,7 +649,7 @@ def train(args):
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss see the same x
-        # A checkpoint cannot hold environments. So training makes new ones, as a resumed run does:
+        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
         if run.write_what_is_due():
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
@@ -659,7 +659,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"intrinsic_reward": "reward for novelty", "predictor_loss": "predictor's error", "entropy": "policy's entropy"}
-EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = False  # training plays the policy itself: its episodes decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids

@@ -107,8 +107,8 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
-    normalize_obs: bool = True  # normalise observations (vectors) by running mean and deviation
-    normalize_reward: bool = True  # divide rewards by the running deviation of the discounted return; at most ±10
+    normalize_obs: bool = True  # vectors, by their running mean and standard deviation
+    normalize_reward: bool = True  # divide by the running standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
@@ -865,7 +865,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, demo files, environments =========================
 
 CURVE = {"policy_loss": "policy loss", "value_loss": "value loss", "entropy": "entropy of the policy"}
-EXPLORES = False  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = False  # training plays the policy itself: its episodes decide --stop-at-return
 SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir target_agent_demos_dir".split()
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids

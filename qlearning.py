@@ -291,7 +291,7 @@ def train(args):
         (total,) = true_returns(run.envs, args, [total])  # where wrappers change rewards
         run.add_episode(0, float(total), length)
         set_total(run, run.num_episodes, args.num_episodes)
-        # A checkpoint cannot hold environments. So training makes a new one, as a resumed run does:
+        # True after a checkpoint. It holds no environment: make a new one, as a resumed run does.
         if run.write_what_is_due():
             env, rng = new_env(run)
     draw_values(run.dir, args, agent, env)

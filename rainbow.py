@@ -672,7 +672,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"loss": "loss of Q", "q": "mean Q", "sigma": "noise in the weights"}
-EXPLORES = True  # whether training explores, so that an evaluation decides --stop-at-return
+EXPLORES = True  # training explores by noise: only evaluations decide --stop-at-return
 SCHEDULED = ("anneal_lr", "exploration_fraction", "prioritized")  # if set, a schedule ends with the run
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
