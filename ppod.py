@@ -377,26 +377,26 @@ class SequenceBuffer:
         self.reset_rows = np.zeros((T, N), bool)
         self.demos = np.full((T, N), None)  # the Demo that a row replays, or None
         self.state = torch.zeros(N, 0)  # the GRU's (N, gru_size) before row 0, set by `train`
-        self.rewards_so_far = np.zeros(N)  # discounted: G of transform_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted: X of transform_rewards
 
     def transform_rewards(self, stats, args):
         """Change the rewards that are learnt from: signs if clip_reward; scaled if normalize_reward.
 
-        Scaled: divided by the running standard deviation of G, the discounted sum so far; at most ±10.
+        Scaled: divided by the running standard deviation of X, the discounted sum so far; at most ±10.
 
-            G_t = r_t + gamma G_{t-1}
+            X_t = r_t + gamma X_{t-1}
 
-        G starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of G.
+        X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
         if args.clip_reward:
             self.rewards[:] = np.sign(self.rewards)
         if not args.normalize_reward:
             return
-        G = np.zeros(self.rewards.shape)
-        for t in range(len(G)):
-            G[t] = self.rewards[t] + args.gamma * self.rewards_so_far
-            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, G[t])
-        stats.update(G[~self.reset_rows])
+        X = np.zeros(self.rewards.shape)
+        for t in range(len(X)):
+            X[t] = self.rewards[t] + args.gamma * self.rewards_so_far
+            self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
+        stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
 
     @torch.no_grad()

@@ -497,7 +497,7 @@ def plain_run(number):
     "masked_ppo_loss, ratio inverted: log_probs - batch.old_log_prob -> batch.old_log_prob - log_probs",
     "MaskableRolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
     "MaskableRolloutBuffer.scale_rewards, one end ends all: self.truncated[t], 0 -> self.truncated[t].any(), 0",
-    "MaskableRolloutBuffer.scale_rewards, reset rows in the deviation: G[~self.reset_rows] -> G",
+    "MaskableRolloutBuffer.scale_rewards, reset rows in the deviation: X[~self.reset_rows] -> X",
     "MaskableRolloutBuffer.scale_rewards, X begins anew: X = np -> self.rewards_so_far *= 0; X = np",
     "MaskableRolloutBuffer.explained_variance, of a critic of zeros: self.rows.old_values[played] -> 0",
     "MaskableRolloutBuffer.log_probs_and_values, the last observation twice: self.obs[-1] -> self.obs[-2]",
