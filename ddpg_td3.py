@@ -202,7 +202,7 @@ class ActorCritic(nn.Module):
         return batch._replace(obs=obs, rewards=rewards, next_obs=next_obs)
 
     def update_statistics(self, obs, discounted_returns):
-        """Add a step's obs (B, …), not next_obs, and discounted returns (B,) to the running statistics."""
+        """Add a step's obs (B, …) and discounted sums of past rewards (B,) to the running statistics."""
         if self.obs_stats is not None:
             self.obs_stats.update(obs)
         if self.return_stats is not None:
@@ -366,7 +366,7 @@ def polyak(target, source, tau):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due after `step` steps, summed over the environments."""
+    """How many critic updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -424,7 +424,7 @@ def train(args):
     # fused: all weights in one call, faster
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam(agent.critics.parameters(), args.critic_learning_rate, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates, by run.step
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies both learning rates
     actor_scheduler = torch.optim.lr_scheduler.LambdaLR(actor_optimizer, factor)
     critic_scheduler = torch.optim.lr_scheduler.LambdaLR(critic_optimizer, factor)
     optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
@@ -434,7 +434,7 @@ def train(args):
     updates = num_updates(run.step, args)  # of the critics, so far
     envs, obs, reset_rows, rng = run.new_envs()  # reset_rows: these steps only reset
     noise = np.zeros((args.num_envs, agent.action_dimensions))
-    discounted = np.zeros(args.num_envs)  # of running episodes: sum_i gamma^(t-i) r_i
+    discounted = np.zeros(args.num_envs)  # over each episode so far: sum_i gamma^(t-i) r_i
     while not run.is_finished():
         noise = next_noise(noise, reset_rows, args, rng)
         if run.step < args.learning_starts:

@@ -552,7 +552,7 @@ def actors_loss(agents, batch, rng):
 
 # ------------------------------------------------------------------------------------------ training
 def num_updates(step, args):
-    """How many critic updates are due after `step` steps, summed over the environments."""
+    """How many critic updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -578,7 +578,7 @@ def train(args):
     run = Run(args, envs)
     actor_optimizer = torch.optim.Adam(agents.actors.parameters(), args.actor_learning_rate, fused=True)
     critic_optimizer = torch.optim.Adam(agents.critics.parameters(), args.critic_learning_rate, fused=True)
-    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # of both rates
+    factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies both learning rates
     actor_scheduler = torch.optim.lr_scheduler.LambdaLR(actor_optimizer, factor)
     critic_scheduler = torch.optim.lr_scheduler.LambdaLR(critic_optimizer, factor)
     optimizers = {"actor_optimizer": actor_optimizer, "critic_optimizer": critic_optimizer}
@@ -772,7 +772,7 @@ class TeamEnv(gym.Env):
     The state is the environment's own: one for all, or one for each agent, as `state()` of shape
     (n, S) or as "state" in the agents' infos. If there is none, it is all observations, and the row
     holds them only once. The row has available actions only if the environment gives masks; an agent
-    that has no valid action, for example while it waits for its turn, gets the first one as a no-op.
+    that has no valid action, for example while it waits for its turn, may take the first one.
 
     The episode ends with the last agent. It is terminated if all that acted in the last step
     terminated, else truncated. It is truncated, too, when its return reaches `return_limit`. `info`
@@ -846,7 +846,7 @@ class TeamEnv(gym.Env):
         return "state()", [state.size]
 
     def reset(self, *, seed=None, options=None):
-        """(first row, info) of an episode. Environments may differ in what they do without a seed."""
+        """(first row, info) of an episode. Without a seed, one is drawn: environments differ in what they do then."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))

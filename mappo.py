@@ -10,15 +10,15 @@
 A team of n agents shares one reward, the sum of theirs. Each agent acts only on its own observation
 o^i. During training, one critic V sees the state s of the whole team. Every agent does PPO, with its
 own ratio r^i, but with one advantage A for all: that of the team's return. (With --state-type FP each
-agent has its own estimate of A; with --agent-rewards as well, its own rewards.) A is normalised, the
-dead are left out, and entropy is rewarded.
+agent has its own estimate of A; with --agent-rewards as well, its own rewards.) A is normalised,
+policies learn nothing from agents that have left the episode, and entropy is rewarded.
 
     L(theta) = E[ 1/n sum_i min( r^i A, clip(r^i, 1 - eps, 1 + eps) A ) ]   (arXiv 2103.01955, appendix A)
     r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
-HAPPO updates separate policies one after the other, in random order. For the next policy, A is
-multiplied by the ratios r^j of all policies j updated before it: it learns what pays with these
-teammates as they are now (arXiv 2109.11251).
+HAPPO updates separate policies one after the other, in random order. For the next policy, the
+normalised A is multiplied by the ratios r^j of all policies j updated before it: it learns what pays
+with these teammates as they are now (arXiv 2109.11251).
 
     python mappo.py                                 # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
@@ -78,8 +78,7 @@ class Args:
     num_minibatches: int = 1  # parts of a rollout, one gradient step each
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
-    gae: bool = True  # advantages by GAE; otherwise discounted return minus value
-    gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
+    gae_lambda: float = 0.95  # 0 trusts the critic, 1 the rewards alone (return minus value)
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their running mean and standard deviation
     clip_vloss: bool = True  # clip the value loss as well
@@ -254,7 +253,7 @@ class Team(nn.Module):
         self.widest = max(obs_sizes)  # FP pads all observations to this length
         self.actors = nn.ModuleList()
         for agents in self.followers:
-            first = agents[0]  # the others of them observe and do alike
+            first = agents[0]  # its other followers have the same spaces: see make_team
             self.actors.append(AgentPolicy(obs_sizes[first], action_spaces[first], args))
         if args.state_type == "EP":
             self.values_per_env = 1
@@ -295,7 +294,7 @@ class Team(nn.Module):
             state = team_rows[..., self.layout.states[i]]
             seen = torch.cat([obs, state], dim=-1)
             # With --agent-rewards nothing is learned from the rows of the dead: they need no zeros.
-            # And if an agent was truncated, the row after its end has its final observation.
+            # Zeros would hide the final observation of a truncated agent: GAE needs its value.
             if not self.args.agent_rewards:
                 seen = seen * team_rows[..., [self.layout.alive.start + i]]
             states.append(seen)
@@ -397,7 +396,7 @@ class TeamBuffer:
     row t + 1, whether or not an episode ended in between. No advantage reaches back from row 2: row 1
     ends the episode.
 
-    Rewards and ends are (T, N, V), for the critic's V values of an environment: V = 1, or with FP n.
+    Rewards and ends are (T, N, V). V is here how many values an environment has: 1, or with FP n.
     """
 
     def __init__(self, args, team):
@@ -422,7 +421,7 @@ class TeamBuffer:
         """Store rewards and ends of step t of all environments, as envs.step returned them.
 
         With --agent-rewards, agents have their own rewards, and an agent's episode ends when it dies.
-        If it was truncated, the next row still has its final observation.
+        If it was truncated, the next row still has its final observation, whose value GAE needs.
         """
         if self.args.agent_rewards:
             over = (terminated | truncated)[:, None] | (next_rows[:, self.alive] == 0)
@@ -456,8 +455,7 @@ class TeamBuffer:
         outputs, rnn_states = team.critic(share_obs, self.rnn_states_critic, reset_rows)
         outputs = outputs.squeeze(2)  # (T + 1, S)
         v = outputs if team.value_norm is None else team.value_norm.denormalize(outputs)
-        gae_lambda = args.gae_lambda if args.gae else 1.0  # 1: discounted return minus value
-        advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, args.gamma, gae_lambda)
+        advantages, returns = compute_gae(rewards, v[:-1], v[1:], terminated, truncated, args.gamma, args.gae_lambda)
         self.rnn_states_critic = rnn_states[-2]  # before row T, where the next rollout begins
         active = ~reset_rows[:-1]
         if args.agent_rewards:
@@ -476,8 +474,8 @@ class TeamBuffer:
     def policy_steps(self, team, k, advantages):
         """PolicySteps of all agents that follow policy k. As critic_steps: once, before the update.
 
-        `advantages` are those of CriticSteps, (T, N·V). Each follower takes those of its critic; they
-        are normalised over the active rows of all followers.
+        `advantages` are those of CriticSteps, (T, N·V). With EP all agents of an environment take the
+        same ones, with FP each its own. They are normalised over the active rows of all followers.
         """
         actor = team.actors[k]
         agents = team.followers[k]
@@ -487,7 +485,7 @@ class TeamBuffer:
         actions = torch.as_tensor(self.actions[k], device=team.device)
         obs, available_actions = team.views(team_rows, agents)
         observed = obs, self.rnn_states[k], reset_rows, available_actions
-        # pi_old's, as when acting, but for the whole rollout at once.
+        # Those of pi_old: the policy is still the one that acted. One pass for the whole rollout.
         log_probs, _, rnn_states = actor(*observed, actions)
         self.rnn_states[k] = rnn_states[-1]  # before row T, where the next rollout begins
         alive = team_rows[..., self.alive][..., agents].flatten(1, 2)
@@ -652,7 +650,7 @@ def train(args):
     team = make_agent(args, envs)  # a Team: see make_team
     set_threads(image=False)
     run = Run(args, envs)
-    # One optimiser for all networks: a step does not change a network whose gradients are None.
+    # One optimiser for all networks: zero_grad sets gradients to None, and a step skips those networks.
     optimizer = torch.optim.Adam(team.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -662,7 +660,7 @@ def train(args):
     envs, team_rows, reset_rows, rng = run.new_envs()
     buffer = TeamBuffer(args, team)
     while not run.is_finished():
-        rnn_states = buffer.rnn_states  # policy_steps hands those after the rollout on
+        rnn_states = buffer.rnn_states  # policy_steps replaces them with those before row T
         for t in range(args.num_steps):
             buffer.team_rows[t] = team_rows
             buffer.reset_rows[t] = reset_rows
@@ -684,7 +682,7 @@ def train(args):
         run.log(explained_variance=ev, learning_rate=scheduler.get_last_lr()[0])
 
         update_policies(team, optimizer, all_steps, args, rng, run)
-        if team.value_norm is not None:  # only now: the critic's values above were on the old scale
+        if team.value_norm is not None:  # only now: critic_steps read the critic's outputs on the old scale
             team.value_norm.update(critic_steps.returns[critic_steps.active])
             targets = team.value_norm.normalize(critic_steps.returns)
             critic_steps = critic_steps._replace(returns=targets)
@@ -792,7 +790,7 @@ class ValueNorm(nn.Module):
 
     and likewise for E[R²] and for the number 1. Dividing by the last, `weight`, removes the bias of
     the start at zero (as in arXiv 1412.6980, section 3). beta is so near to 1 that all rollouts of a
-    run count almost alike; it is that of the code of arXiv 2103.01955, section 5.1.
+    run count almost alike; it is that of the authors' code for arXiv 2103.01955 (idea: section 5.1).
     """
 
     def __init__(self, beta=0.99999):
@@ -892,7 +890,7 @@ class TeamEnv(gym.Env):
     The state is the environment's own: one for all, or one for each agent, as `state()` of shape
     (n, S) or as "state" in the agents' infos. If there is none, it is all observations, and the row
     holds them only once. The row has available actions only if the environment gives masks; an agent
-    that has no valid action, for example while it waits for its turn, gets the first one as a no-op.
+    that has no valid action, for example while it waits for its turn, may take the first one.
 
     The episode ends with the last agent. It is terminated if all that acted in the last step
     terminated, else truncated. It is truncated, too, when its return reaches `return_limit`. `info`
@@ -966,7 +964,7 @@ class TeamEnv(gym.Env):
         return "state()", [state.size]
 
     def reset(self, *, seed=None, options=None):
-        """(first row, info) of an episode. Environments may differ in what they do without a seed."""
+        """(first row, info) of an episode. Without a seed, one is drawn: environments differ in what they do then."""
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))

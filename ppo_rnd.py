@@ -162,8 +162,8 @@ def gaussian(mean, actions, log_std):
     return log_density.sum(1), entropy.sum().expand(len(mean))
 
 
-class Agent(nn.Module):
-    """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
+class CuriousAgent(nn.Module):
+    """Actor and two critics: MLPs for vectors, linear layers on a shared CNN for images.
 
     A Box action is Gaussian; to_env maps [-1, 1] to the Box's bounds. A discrete action consists of
     categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
@@ -186,11 +186,13 @@ class Agent(nn.Module):
         if self.image:
             self.cnn = NatureCNN(observation_space.shape)
             self.actor = layer(nn.Linear(512, outputs), gain=0.01)
-            self.critic = layer(nn.Linear(512, 1), gain=1.0)
+            self.critic = layer(nn.Linear(512, 1), gain=1.0)  # of extrinsic returns
+            self.intrinsic_critic = layer(nn.Linear(512, 1), gain=1.0)
         else:
-            sizes = args.hidden_sizes
-            self.actor = mlp(inputs, sizes, outputs, gain=0.01)
-            self.critic = mlp(inputs, args.critic_hidden_sizes or sizes, 1, gain=1.0)
+            critic_sizes = args.critic_hidden_sizes or args.hidden_sizes
+            self.actor = mlp(inputs, args.hidden_sizes, outputs, gain=0.01)
+            self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
+            self.intrinsic_critic = mlp(inputs, critic_sizes, 1, gain=1.0)
         if self.continuous:
             self.log_std = nn.Parameter(torch.full((outputs,), math.log(args.init_std)))
             self.action_scale, self.action_bias = scale_and_bias(action_space)
@@ -201,21 +203,23 @@ class Agent(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def features(self, obs):
-        """The input of actor and critic: images (B, …) through the CNN, vectors flat, normalised."""
+        """The input of actor and critics: images (B, …) through the CNN, vectors flat, normalised."""
         if self.image:
             return self.cnn(obs)
         obs = obs.reshape(len(obs), -1).float()
         return obs if self.obs_stats is None else self.obs_stats(obs)
 
     def forward(self, obs, actions):
-        """(log-probs, entropies, values), each (B,), of observations (B, …) and actions (B, D)."""
+        """(log-probs, entropies, extrinsic values, intrinsic values), each (B,), of obs (B, …), actions (B, D)."""
         features = self.features(obs)
         output = self.actor(features)
         if self.continuous:
             log_probs, entropies = gaussian(output, actions, self.log_std)
         else:
             log_probs, entropies = categorical(output, actions, self.output_sizes)
-        return log_probs, entropies, self.critic(features).squeeze(1)
+        values = self.critic(features).squeeze(1)
+        intrinsic_values = self.intrinsic_critic(features).squeeze(1)
+        return log_probs, entropies, values, intrinsic_values
 
     def draw_noise(self, rng, num_steps, num_envs):
         """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
@@ -263,37 +267,23 @@ class Agent(nn.Module):
         return actions.astype(space.dtype)
 
 
-class CuriousAgent(Agent):
-    """An Agent with a second critic, `intrinsic_critic`, for intrinsic returns."""
-
-    def __init__(self, observation_space, action_space, args, device="cpu"):
-        super().__init__(observation_space, action_space, args, device)
-        if self.image:
-            self.intrinsic_critic = layer(nn.Linear(512, 1), gain=1.0)
-        else:
-            sizes = args.hidden_sizes
-            critic_sizes = args.critic_hidden_sizes or sizes
-            inputs = math.prod(observation_space.shape)
-            self.intrinsic_critic = mlp(inputs, critic_sizes, 1, gain=1.0)
-        self.intrinsic_critic.to(device)
-
-    def forward(self, obs, actions):
-        """(log-probs, entropies, extrinsic values, intrinsic values), each (B,)."""
-        features = self.features(obs)
-        output = self.actor(features)
-        if self.continuous:
-            log_probs, entropies = gaussian(output, actions, self.log_std)
-        else:
-            log_probs, entropies = categorical(output, actions, self.output_sizes)
-        values = self.critic(features).squeeze(1)
-        intrinsic_values = self.intrinsic_critic(features).squeeze(1)
-        return log_probs, entropies, values, intrinsic_values
-
-
-Agent = CuriousAgent  # so that make_agent, which is the same as in ppo.py, makes one with two critics
-
-
 # ----------------------------------------------------------------------------------------- curiosity
+def feature_network(observation_space, extra_layers):
+    """A network from normalised observations to 128 features (512 in the paper's code).
+
+    Vectors are (B, inputs); images (B, …) go through a CNN.
+    """
+    if is_image(observation_space):
+        size = 512
+        layers = [NatureCNN(observation_space.shape)]
+    else:
+        size = 256
+        layers = [layer(nn.Linear(math.prod(observation_space.shape), size)), nn.ReLU()]
+    for _ in range(extra_layers):
+        layers += [layer(nn.Linear(size, size)), nn.ReLU()]
+    return nn.Sequential(*layers, layer(nn.Linear(size, 128)))
+
+
 class RND(nn.Module):
     """Random network distillation: the error in predicting an observation's features is its novelty.
 
@@ -434,8 +424,8 @@ class CuriousBuffer:
          3   s0 of the next one   a0       r0      no          no
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the
-    observation in row t + 1, whether or not an episode ended in between. Only compute_intrinsic_gae
-    skips row 2.
+    observation in row t + 1, whether or not an episode ended in between. Only intrinsic returns go on
+    from row 1 to row 3: see compute_intrinsic_gae.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
@@ -487,15 +477,15 @@ class CuriousBuffer:
         on_device = partial(torch.as_tensor, device=values.device)
         ends = on_device(self.terminated), on_device(self.truncated)
         steps = on_device(self.rewards), values[:-1], values[1:], *ends
-        ext_advantages, returns = compute_gae(*steps, args.gamma, args.gae_lambda)
+        extrinsic_advantages, returns = compute_gae(*steps, args.gamma, args.gae_lambda)
         intrinsic_rewards = on_device(self.intrinsic_rewards)
         decays = args.intrinsic_gamma, args.gae_lambda
         if args.episodic:
             steps = intrinsic_rewards, intrinsic_values[:-1], intrinsic_values[1:], *ends
-            int_advantages, intrinsic_returns = compute_gae(*steps, *decays)
+            intrinsic_advantages, intrinsic_returns = compute_gae(*steps, *decays)
         else:
             steps = intrinsic_rewards, intrinsic_values, on_device(self.reset_rows)
-            int_advantages, intrinsic_returns = compute_intrinsic_gae(*steps, *decays)
+            intrinsic_advantages, intrinsic_returns = compute_intrinsic_gae(*steps, *decays)
         self.rows = Batch(
             obs=on_device(self.obs[:-1]),
             actions=on_device(self.actions),
@@ -503,7 +493,7 @@ class CuriousBuffer:
             old_log_probs=log_probs,
             old_values=values[:-1],
             old_intrinsic_values=intrinsic_values[:-1],
-            advantages=args.extrinsic_coef * ext_advantages + args.intrinsic_coef * int_advantages,
+            advantages=args.extrinsic_coef * extrinsic_advantages + args.intrinsic_coef * intrinsic_advantages,
             returns=returns,
             intrinsic_returns=intrinsic_returns,
         )
@@ -565,15 +555,14 @@ def approximate_kl(log_ratios):
 
 
 def curious_loss(agent, batch, args):
-    """The loss of a Batch, with that of both critics, to be minimised, and a dict of metrics to log."""
+    """(loss, metrics to log) of a Batch: policy, entropy and both critics, but not the predictor."""
     log_probs, entropies, values, intrinsic_values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
-    old_values, returns = batch.old_intrinsic_values, batch.intrinsic_returns
-    intrinsic_v_loss = value_loss(intrinsic_values, old_values, returns, clip_vloss)
+    intrinsic_v_loss = value_loss(intrinsic_values, batch.old_intrinsic_values, batch.intrinsic_returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * (v_loss + intrinsic_v_loss)
     metrics = {
@@ -591,7 +580,7 @@ def curious_loss(agent, batch, args):
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
+    envs = make_envs(args, args.num_envs)  # for their spaces and RND's random steps; training has new ones
     agent = make_agent(args, envs)
     set_threads(agent.image)
     run = Run(args, envs)
@@ -637,7 +626,7 @@ def train(args):
                 loss, metrics = curious_loss(agent, batch, args)
                 predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
                 optimizer.zero_grad()
-                (loss + predictor_loss).backward()
+                (loss + predictor_loss).backward()  # they share no parameters
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
                 run.log(**metrics, predictor_loss=predictor_loss.detach())
@@ -743,22 +732,6 @@ class NatureCNN(nn.Module):
         """Features of images whose channels come first or last."""
         images = images.movedim(-1, -3) if self.channels_last else images
         return self.linear(self.convolutions(images / 255)).relu()
-
-
-def feature_network(observation_space, extra_layers):
-    """A network from normalised observations to 128 features (512 in the paper's code).
-
-    Vectors are (B, inputs); images (B, …) go through a CNN.
-    """
-    if is_image(observation_space):
-        size = 512
-        layers = [NatureCNN(observation_space.shape)]
-    else:
-        size = 256
-        layers = [layer(nn.Linear(math.prod(observation_space.shape), size)), nn.ReLU()]
-    for _ in range(extra_layers):
-        layers += [layer(nn.Linear(size, size)), nn.ReLU()]
-    return nn.Sequential(*layers, layer(nn.Linear(size, 128)))
 
 
 def is_image(space):
@@ -934,6 +907,9 @@ def set_threads(image):
     """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
     if not image and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+Agent = CuriousAgent  # as make_agent, the same as in ppo.py, calls it
 
 
 def make_agent(args, envs):

@@ -79,7 +79,7 @@ def test_returns(script):
         close(steps.advantages[played, 0], [1.25, 1, 4, 6, 5.25, 5])
         close(steps.returns[played, 0], [1.75, 2, 5.5, 8, 7.75, 8])  # A + V
         assert steps.active[:, 0].nonzero().flatten().tolist() == played
-    steps = looks_back(script, *rollout, "-tr-cr--", gae=False)
+    steps = looks_back(script, *rollout, "-tr-cr--", gae_lambda=1.0)
     close(steps.returns[played, 0], [2, 2, 7, 8, 9, 8])
     close(steps.advantages[played, 0], [1.5, 1, 5.5, 6, 6.5, 5])  # R - V
 
@@ -478,7 +478,7 @@ SETTINGS |= {"learning_rate": 0.02, "max_grad_norm": 0.3, "ent_coef": 0.1, "gamm
 SETTINGS |= {"clip_vloss_coef": 0.05, "huber_delta": 0.5}
 VARIANTS = {
     "HAPPO, FP": {"happo": True, "share_policy": False, "state_type": "FP"},
-    "shared, EP": {"gae": False, "value_norm": False, "clip_vloss": False, "anneal_lr": False},
+    "shared, EP": {"gae_lambda": 1.0, "value_norm": False, "clip_vloss": False, "anneal_lr": False},
     "own rewards": {"state_type": "FP", "agent_rewards": True},
 }
 
@@ -533,7 +533,7 @@ def test_training_equals_its_definition(script):
     "Team.__init__, the critic's gain: args.recurrent, gain=1.0 -> args.recurrent, gain=0.5",
     "Team.views, agents before environments: dim=2).flatten(1, 2), torch -> dim=1).flatten(1, 2), torch",
     "Team.to_env, actions of others: per_env[:, place] -> per_env[:, -1 - place]",
-    "TeamBuffer.critic_steps, always GAE: if args.gae else -> if True else",
+    "TeamBuffer.critic_steps, lambda forgotten: args.gae_lambda) -> 0.95)",
 )
 def test_training_equals_its_definition_in_all_parts(script):
     """More mistakes that the same must show."""

@@ -18,14 +18,14 @@ FILES = [
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo.py": (69900, 560),
-    "ddpg_td3.py": (66250, 475),
+    "ddpg_td3.py": (66300, 475),
     "dqn.py": (59850, 380),
     "es.py": (62350, 380),
-    "maddpg_matd3.py": (78450, 630),
-    "mappo.py": (85800, 705),
+    "maddpg_matd3.py": (78500, 630),
+    "mappo.py": (85850, 705),
     "ppo_ddp.py": (79000, 590),
     "ppo_masked.py": (71650, 555),
-    "ppo_rnd.py": (75750, 665),
+    "ppo_rnd.py": (74850, 665),
     "ppod.py": (93150, 885),
     "qlearning.py": (51050, 300),
     "rainbow.py": (76100, 685),

@@ -94,7 +94,7 @@ def train(args, envs, team):
         for e, i in [(0, 0), (0, 1), (1, 0), (1, 1)]:
             said = [value(t, e, i).item() for t in range(T + 1)]
             walk = [x[e][i] for x in rewards], [v * std + mean for v in said], [x[e][i] for x in ends]
-            for t, A in enumerate(by_walking(*walk, args.gamma, args.gae_lambda if args.gae else 1)):
+            for t, A in enumerate(by_walking(*walk, args.gamma, args.gae_lambda)):
                 advantages[t, e, i], values[t, e, i], returns[t, e, i] = A, said[t], A + walk[1][t]
         M = np.ones((T, 2))
         for k in rng.permutation(2) if args.happo else range(len(followers)):
