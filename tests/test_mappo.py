@@ -55,7 +55,7 @@ def looks_back(script, rewards, values, ends, **given):
     "TeamBuffer.critic_steps, truncations ignored: truncated, args.gamma -> truncated & False, args.gamma",
     "TeamBuffer.critic_steps, bootstraps from the wrong row: v[1:], -> torch.cat([v[1:-1], v[-2:-1]]),",
     "compute_gae, truncation wins over termination: * ~terminated - values -> * (~terminated | truncated) - values",
-    "TeamBuffer.critic_steps, rollout without an end: else 1.0 -> else 0.9",
+    "TeamBuffer.critic_steps, lambda forgotten: args.gae_lambda) -> 0.95)",
     "TeamBuffer.critic_steps, reset rows are played: ~reset_rows[:-1] -> ~reset_rows[:-1] | True",
 )
 def test_returns(script):
@@ -533,7 +533,6 @@ def test_training_equals_its_definition(script):
     "Team.__init__, the critic's gain: args.recurrent, gain=1.0 -> args.recurrent, gain=0.5",
     "Team.views, agents before environments: dim=2).flatten(1, 2), torch -> dim=1).flatten(1, 2), torch",
     "Team.to_env, actions of others: per_env[:, place] -> per_env[:, -1 - place]",
-    "TeamBuffer.critic_steps, lambda forgotten: args.gae_lambda) -> 0.95)",
 )
 def test_training_equals_its_definition_in_all_parts(script):
     """More mistakes that the same must show."""
