@@ -36,14 +36,20 @@ def folder_of(script, env_id, seed, flags, text):
     return ROOT / "runs" / "scores" / re.sub(r"[^\w.=-]+", "_", f"{Path(script).stem} {env_id} {flags} {seed} {text}")
 
 
-def measure(script, env_id, seed, flags, text):
-    """Figures of one run. A run of the same text that was begun is gone on with."""
+def train(script, env_id, seed, flags, text):
+    """(folder, memory) of one run. A run of the same text that was begun is gone on with."""
     folder = folder_of(script, env_id, seed, flags, text)
-    memory = None  # of a run that was over before
-    if not (folder / "summary.json").exists():
-        begin = ["--env-id", env_id, "--seed", seed, "--eval-episodes", 100, *shlex.split(flags), "--run-dir", folder]
-        begun = (folder / "config.json").exists()
-        _, memory = call(sys.executable, ROOT / script, *(["--resume", folder] if begun else begin), "--no-progress")
+    if (folder / "summary.json").exists():
+        return folder, None
+    begin = ["--env-id", env_id, "--seed", seed, "--eval-episodes", 100, *shlex.split(flags), "--run-dir", folder]
+    begun = (folder / "config.json").exists()
+    _, memory = call(sys.executable, ROOT / script, *(["--resume", folder] if begun else begin), "--no-progress")
+    return folder, memory
+
+
+def measure(script, env_id, seed, flags, text):
+    """Figures of one run."""
+    folder, memory = train(script, env_id, seed, flags, text)
     again = ["--evaluate", folder, "--model", "last", "--eval-episodes", 100, "--seed", 1000 * seed]
     settings = json.loads((folder / "config.json").read_text())["args"]
     if settings.get("wrappers") or ":" in env_id:  # a script asks whether they may be executed
@@ -90,11 +96,11 @@ def confirm(name, key, stamped, steps):
         return False  # of a file that was not committed, or hashed in another way
     if lengths_of(measured, env_id) != lengths_of(stamped["script"], env_id):
         return False
-    flags = f"{flags} --total-timesteps {steps}"
+    flags = f"{flags} --total-timesteps {steps} --eval-episodes 1"
     runs = []
     for file, text in ((measured, entry["text"]), (stamped["script"], stamped["text"])):
-        measure(file, env_id, 1, flags, text)
-        runs.append(metrics_of(folder_of(file, env_id, 1, flags, text)))
+        folder, _ = train(file, env_id, 1, flags, text)
+        runs.append(metrics_of(folder))
     columns = runs[0].keys() & runs[1].keys() - {"seconds"}
     same = all(runs[0][column] == runs[1][column] for column in columns)
     if same:
