@@ -183,8 +183,7 @@ def test_confirm(text_of, tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "lengths_of", lambda script, env_id: lengths[script])
     lengths = {"a1/es.py": ["100"], "es.py": ["100"]}
     losses = {"a1/es.py": "2.5", "es.py": "2.4"}
-    monkeypatch.setattr(scores, "measure", lambda *_: None)
-    monkeypatch.setattr(scores, "folder_of", lambda script, *_: script)
+    monkeypatch.setattr(scores, "train", lambda script, *_: (script, None))
     metrics = lambda script: {"step": ("1", "2"), "seconds": (script, "3"), "loss": ("0.5", losses[script])}
     monkeypatch.setattr(scores, "metrics_of", metrics)
     for seed in (1, 2):
