@@ -1252,9 +1252,10 @@ def tuned(*flags, **given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
-        if isinstance(value, int | float) and name not in SIGNED and not value >= least:
+        is_number = isinstance(value, int | float)
+        if is_number and name not in SIGNED and not value >= least:
             raise UserError(f"{name} must be at least {least}")
-        if name in SHARES and value > 1:
+        if is_number and name in SHARES and value > 1:
             raise UserError(f"{name} must be at most 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
