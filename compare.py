@@ -186,6 +186,8 @@ def across_seeds(setting):
     ends_first = min(setting, key=lambda run: run.x[-1])
     x = np.unique(np.concatenate([run.x for run in setting]))
     x = x[(x >= begins_last.x[0]) & (x <= ends_first.x[-1])]
+    if len(x) == 0 and begins_last.x[0] < 1.1 * ends_first.x[-1]:
+        x = begins_last.x[:1]  # short runs have one evaluation each, at about the same step
     if len(x) == 0:
         raise UserError(f"{ends_first.folder} ends before {begins_last.folder}, of the same setting, has a return")
     returns = np.array([np.interp(x, run.x, run.returns) for run in setting])

@@ -92,7 +92,7 @@ class Args:
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers (vectors only)
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor (vectors only), as --hidden-sizes 64 64
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
@@ -838,7 +838,9 @@ def make_envs(args, num_envs, render=False, video=None):
             raise
         message = str(error)  # Gymnasium's advice on Box2D needs a compiler
         if isinstance(error, gym.error.NameNotFound):
-            message += " One of your own is module:Id-v0, such as my_env:Line-v0"
+            module = args.env_id.rpartition(":")[0]
+            own = f"{module} registers no such id" if module else "One of your own is module:Id-v0"
+            message += f" {own}: see gymnasium.register"
         raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
     except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
         if is_users_own(error):
@@ -956,6 +958,7 @@ FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps"
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency""".split()  # from 1
 SIGNED = "stop_at_return max_episode_return initial_reward_threshold v_min v_max".split()  # the rest: from 0
+SHARES = "gamma gae_lambda tau start_e end_e exploration_fraction".split()  # to 1
 
 
 shell = subprocess.list2cmdline if os.name == "nt" else shlex.join  # a command, to be copied
@@ -979,8 +982,9 @@ def tuned(*flags, **given):
         raise UserError("choose between --resume, --evaluate and --config or --run-dir, with a name")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
-    run_dir = first.resume or first.evaluate
-    path = f"{run_dir}/config.json" if run_dir else first.config
+    path = first.resume or first.evaluate or first.config
+    if path and (path != first.config or os.path.isdir(path)):
+        path = f"{path}/config.json"
     defaults = read_config(path, first) if path else replace(Args(), **tuned_settings(first))
     args = parse(replace(defaults, **given), flags)
     code = code_flags(args) if path else []
@@ -988,8 +992,11 @@ def tuned(*flags, **given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
-        if isinstance(value, int | float) and name not in SIGNED and not value >= least:
+        is_number = isinstance(value, int | float)
+        if is_number and name not in SIGNED and not value >= least:
             raise UserError(f"{name} must be at least {least}")
+        if is_number and name in SHARES and value > 1:
+            raise UserError(f"{name} must be at most 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -1029,13 +1036,15 @@ def read_config(path, given):
     """Args from the config.json of a run; but what to do, such as `resume`, is as `given`."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
-        saved = {name: tuple(x) if isinstance(x, list) else x for name, x in config["args"].items()}
-        args = Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
-        if config["script"] != Path(__file__).stem:
-            raise ValueError
+        script, saved = config["script"], config["args"]
+        saved = {name: tuple(x) if isinstance(x, list) else x for name, x in saved.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is missing, damaged or not from {Path(__file__).name}") from error
-    return args
+        raise UserError(f"{path} is missing or damaged") from error
+    if script != Path(__file__).stem:
+        raise UserError(f"{path} is from {script}.py")
+    if saved.keys() - vars(given):
+        raise UserError(f"{path} has flags that this file lacks: {' '.join(saved.keys() - vars(given))}")
+    return Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
 
 
 def load(run_dir, model="best", *flags, **given):
@@ -1106,9 +1115,12 @@ def read_parts(path, parts):
         state = read_state(path)
         for name, part in parts.items():
             part.load_state_dict(state[name])
+    except FileNotFoundError as error:
+        there = " ".join(sorted(file.stem for file in Path(path).parent.glob(f"*{SUFFIX}")))
+        raise UserError(f"there is no {path}, only: {there}") from error
     except Exception as error:  # there is no list of what a damaged or foreign file may raise
-        kind = type(error).__name__
-        raise UserError(f"{path} is missing, damaged or of another network: {kind}") from error
+        reason = " ".join(str(error).split())[:200]  # torch names the layers that do not fit
+        raise UserError(f"{path} is damaged or of another network: {reason}") from error
 
 
 class Run:
@@ -1308,6 +1320,7 @@ class Run:
         weights = {"agent": self.agent.state_dict()}
         for name in [self.step, "best"] if is_best else [self.step]:
             write_file(self.dir / f"models/{name}{SUFFIX}", partial(write_state, weights))
+        self.check_finite(evaluation=mean)
         self.add_row("evaluations", dict(return_mean=mean, return_std=std))
 
     def add_row(self, name, row):
@@ -1335,10 +1348,11 @@ class Run:
         figure = Figure(figsize=(3 * max(3, len(CURVE)), 7), layout="constrained")
         axes = figure.subplot_mosaic([["returns"] * len(CURVE), list(CURVE)], height_ratios=(2, 1))
         top, steps = axes["returns"], self.metrics["step"]
+        known = lambda name: zip(*[(x, y) for x, y in zip(steps, self.metrics.get(name, [])) if y == y])
         at, returns, _ = self.episodes.values()
         top.plot(at, returns, ".", alpha=0.25, markersize=3, label="training episode")
-        count = min(100, self.num_episodes)
-        top.plot(steps, self.metrics.get("return_mean", []), label=f"mean of the last {count} episodes")
+        label = f"mean of the last {min(100, self.num_episodes)} episodes"
+        top.plot(*known("return_mean"), marker=".", markersize=2, label=label)
         at, _, means, stds = self.evaluations.values()
         top.errorbar(at, means, stds, fmt="o-", capsize=3, label="evaluation, ± one deviation")
         if means and top.dataLim.y0 < -100 * max(1, abs(means[-1])):  # from -11,000 to -13, say
@@ -1347,7 +1361,7 @@ class Run:
         top.set_ylabel("return before wrappers" if self.args.wrappers else "return")
         top.legend()
         for name, title in CURVE.items():
-            axes[name].plot(steps, self.metrics.get(name, [math.nan] * len(steps)))
+            axes[name].plot(*known(name), marker=".", markersize=2)  # not NaN, where nothing was logged
             bound = np.fmax.accumulate(self.metrics.get(f"{name}_bound", [math.nan]))
             if bound[-1] < 2 * axes[name].get_ylim()[1]:  # known and near
                 axes[name].plot(steps, bound, "--", color="gray")
