@@ -401,7 +401,7 @@ TUNED = {
     "LunarLander-v3": {"hidden_sizes": (64,), "normalize_obs": True, "total_timesteps": 4_000_000},
     "Pendulum-v1": {"episodes_per_candidate": 4, "sigma": 0.3, "learning_rate": 0.4, "action_noise": 1.0,
                     "normalize_obs": True, "total_timesteps": 6_000_000},
-    "Swimmer-v5": ARS | {"population_size": 16, "sigma": 0.2, "learning_rate": 0.2, "total_timesteps": 800_000},
+    "Swimmer-v5": ARS | {"population_size": 16, "sigma": 0.4, "learning_rate": 0.4, "total_timesteps": 800_000},
 }  # fmt: skip
 
 
