@@ -270,7 +270,7 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 def q_bound(reward, discount):
     """The discounted sum of a reward r for ever; 0 for negative r, as episodes may end.
 
-    bound = r / (1 - gamma)
+    bound = max(r, 0) / (1 - gamma)
 
     No true Q is higher if no reward is higher than r; a mean Q above it is overestimated.
     `discount` is gamma, or gamma^n if r sums n rewards.
@@ -285,7 +285,7 @@ def q_losses(q, targets, clip_error):
         L = (y - Q)^2 / 2 if |y - Q| <= 1, else |y - Q| - 1/2   (Huber)
 
     Say that y is 100 in 19 of 20 equally likely cases, else 0. Squared errors are least at the mean,
-    Q = 95; Huber losses near the median, at Q = 99.947. They resist large errors, but almost ignore
+    Q = 95; Huber losses near the median, at Q = 99.947. The latter resist large errors, but almost ignore
     rare failures, and targets pass such a Q on to earlier states.
     """
     if clip_error:

@@ -471,8 +471,8 @@ def count_candidates(run, played, args):
 def set_total(run, done, total):
     """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
 
-    Run counts steps. So total_timesteps becomes what all rounds take if they are as long as those
-    so far; after the last round it is exact.
+    A run ends by steps. So total_timesteps becomes an estimate, from the mean length of the rounds
+    (episodes, generations) so far; after the last round it is exact.
     """
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)

@@ -7,20 +7,20 @@
 # ///
 """Q-learning with a table, and its relatives Sarsa, expected Sarsa and double Q-learning.
 
-The table holds a number Q(s, a) for every state s and action a: the discounted return to expect if
-a is taken in s and only best actions follow. Play epsilon-greedily: mostly the table's best action,
+The table holds a number Q(s, a) for every state s and action a: an estimate of the discounted return
+if a is taken in s and only best actions follow. Play epsilon-greedily: mostly the table's best action,
 sometimes a random one. After each step (in state S, action A gave reward R and led to S'), move
 Q(S, A) a little towards the TD target y:
 
     Q(S, A) <- Q(S, A) + alpha [y - Q(S, A)]
     y = R + gamma max_a Q(S', a)   (Sutton & Barto, eq. 6.8)
 
-Its relatives replace max_a Q(S', a) by something else, and double Q-learning has two tables. Sarsa
-and expected Sarsa are on-policy: they learn the return of what is really played, random actions
-included. There is no neural network: a table and a loop.
+Its relatives replace max_a Q(S', a): Sarsa by the value of the action taken next, expected Sarsa by
+the mean over actions, double Q-learning by a second table's value of the best one. The two Sarsas
+are on-policy: they learn the return of what is really played, random actions included.
 
-    python qlearning.py                                      # CliffWalking-v1; see its values.png
-    python qlearning.py --algorithm sarsa --epsilon-min 0.1  # learns the path away from the cliff
+    python qlearning.py                                      # CliffWalking-v1; see values.png in its folder
+    python qlearning.py --algorithm sarsa --epsilon-min 0.1  # learns a path away from the cliff
     python qlearning.py --env-id MountainCar-v0              # continuous numbers, cut into a grid
 
 Papers: Sutton & Barto, Reinforcement Learning, 2nd edition 2018, chapter 6
@@ -68,13 +68,13 @@ class Args:
     gamma: float = 0.99  # discount
     epsilon_start: float = 1.0  # probability of a random action (epsilon) at the beginning
     epsilon_min: float = 0.05  # epsilon falls to this and no further
-    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode
+    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode, if the next is None
     exploration_fraction: float | None = None  # if set, epsilon falls linearly over this share of the run
     grid_size: int = 20  # Box observations: number of bins in each dimension
     grid_low: tuple[float, ...] | None = None  # lower ends of the grid; None: the space's bounds
     grid_high: tuple[float, ...] | None = None  # upper ends; numbers outside go to the nearest bin
     num_episodes: int | None = None  # episodes to train for, in place of total_timesteps
-    checkpoint_every: int = 0  # steps between checkpoints; each renews the environment. 0: by run length
+    checkpoint_every: int = 0  # steps between checkpoints, which renew the environment; 0: by run length
     # run
     env_id: str = "CliffWalking-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -102,9 +102,9 @@ class QTable:
 
     They are lists of lists: in NumPy arrays, single numbers are read and written more slowly. All
     begin at 0, which is optimistic if rewards are negative: untried actions look best. An
-    observation is one number or several, each with `edges`. A number's bin is how many edges are <= it.
-    So numbers below all edges are in bin 0, and integers 0 … n - 1, whose edges are 1 … n - 1, have a
-    bin each.
+    observation is one number or several, each cut into bins by its `edges`: a number's bin is how many
+    of them are <= it. Integers 0 … n - 1, with edges 1 … n - 1, have a bin each. The bins, read as the
+    digits of a number, give the row.
     """
 
     def __init__(self, edges, observation_space, action_space, args):
@@ -118,7 +118,7 @@ class QTable:
         self.tables = np.zeros(self.shape).tolist()
 
     def state(self, obs, run=None):
-        """The row of an observation, 0 to prod(bins) - 1. With `run`, UserError if it has a NaN."""
+        """The row of an observation, 0 to prod(bins) - 1. With `run`, UserError if it is not finite."""
         if isinstance(obs, int | np.integer):  # of a Discrete space
             return bisect(self.edges[0], obs)
         numbers = obs if isinstance(obs, tuple) else np.asarray(obs).ravel().tolist()
@@ -139,7 +139,7 @@ class QTable:
         """The best actions (ties: the first) for observations (B, …), or a tuple of arrays."""
         first = obs[0] if isinstance(obs, tuple) else obs
         if np.ndim(first) != 1 + len(self.observation_shape):
-            raise ValueError("act takes a batch: of one observation, act(np.array([obs]))[0]; a tuple: each part so")
+            raise ValueError("act takes a batch: for one observation, act(np.array([obs]))[0]; a tuple: each part so")
         batch = zip(*obs) if isinstance(obs, tuple) else obs
         values = [self.values(self.state(one)) for one in batch]
         return np.argmax(values, axis=1) + self.first_action
@@ -212,7 +212,7 @@ def sarsa_target(reward, discount, next_values, next_action):
 
 
 def expected_sarsa_target(reward, discount, next_values, epsilon):
-    """The mean over A', drawn from the epsilon-greedy policy pi.
+    """The mean over A' of the policy pi: epsilon / n for each action, 1 - epsilon more for the best.
 
     y = R + gamma sum_a pi(a|S') Q(S', a)   (Sutton & Barto, eq. 6.9)
     """
@@ -237,9 +237,9 @@ def play_episode(agent, env, run, rng, args):
     obs, _ = env.reset()
     state = agent.state(obs, run)
     action = None
-    total, first_step = 0.0, run.step
-    for _ in range(args.max_episode_steps or 27_000):  # then truncated, as in `evaluate`
-        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)
+    episode_return, first_step = 0.0, run.step
+    for _ in range(args.max_episode_steps or 27_000):  # so every episode ends; the same limit as in `evaluate`
+        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)  # both so far
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
@@ -249,7 +249,7 @@ def play_episode(agent, env, run, rng, args):
         next_action = None  # None: chosen after the update; only Sarsa needs it before
         discount = 0.0 if terminated else args.gamma  # truncated: S' still has a value
 
-        # Q(S, A) is q[state][action], Q(S', .) is q[next_state]. Only the target differs.
+        # Q(S, A) is q[state][action], Q(S', .) is q[next_state].
         q = agent.tables[0]  # the table to update; double-q picks one of its two below
         if args.algorithm == "q-learning":
             target = q_learning_target(reward, discount, q[next_state])
@@ -267,29 +267,29 @@ def play_episode(agent, env, run, rng, args):
         if not math.isfinite(td_error):
             run.check_finite(reward=reward, td_error=td_error)
         run.log(td_error=abs(td_error))  # metrics.csv has means over many steps
-        total += reward
+        episode_return += reward
         state = next_state
         action = next_action
         if terminated or truncated:
             break
     run.log(epsilon=epsilon, learning_rate=learning_rate)
-    return total, run.step - first_step
+    return episode_return, run.step - first_step
 
 
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    envs = make_envs(args, 1)
+    envs = make_envs(args, 1)  # for its spaces: new_env makes the one that is played
     agent = make_agent(args, envs)
     run = Run(args, envs)
-    run.start(agent=agent)  # --resume loads its state
+    run.start(agent=agent)  # --resume loads its table
 
     env, rng = new_env(run)
-    set_total(run, run.num_episodes, args.num_episodes)
+    set_total(run, run.num_episodes, args.num_episodes)  # for a resumed run; else nothing yet
     while not run.is_finished():
-        total, length = play_episode(agent, env, run, rng, args)  # advances run.step
-        (total,) = true_returns(run.envs, args, [total])  # where wrappers change rewards
-        run.add_episode(0, float(total), length)
+        episode_return, length = play_episode(agent, env, run, rng, args)  # advances run.step
+        (true_return,) = true_returns(run.envs, args, [episode_return])  # before wrappers changed rewards
+        run.add_episode(0, float(true_return), length)
         set_total(run, run.num_episodes, args.num_episodes)
         # True after a checkpoint. It holds no environment: make a new one, as a resumed run does.
         if run.write_what_is_due():
@@ -317,7 +317,7 @@ TUNED = {
     "FrozenLake-v1": {"total_timesteps": 300_000, "anneal_lr": True, "epsilon_min": 0.3},
     "Blackjack-v1": {"total_timesteps": 500_000, "learning_rate": 0.02, "anneal_lr": True, "gamma": 1.0,
                      "epsilon_min": 0.3},
-    # epsilon: without random actions the first way up is kept, and better ones are not found
+    # epsilon_min: a greedy agent keeps the first way up that it has found
     "MountainCar-v0": {"total_timesteps": 3_000_000, "learning_rate": 0.6, "anneal_lr": True, "epsilon_min": 0.3,
                        "grid_size": 40},
 }  # fmt: skip
@@ -415,8 +415,8 @@ def new_env(run):
 def set_total(run, done, total):
     """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
 
-    Run counts steps. So total_timesteps becomes what all rounds take if they are as long as those
-    so far; after the last round it is exact.
+    A run ends by steps. So total_timesteps becomes an estimate, from the mean length of the rounds
+    (episodes, generations) so far; after the last round it is exact.
     """
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)
@@ -434,7 +434,7 @@ def box_edges(args, space):
     for low, high in zip(lows, highs):
         if not -1e9 < low < high < 1e9:
             ends = f"{args.env_id}: no grid from {low} to {high}"
-            raise UserError(f"{ends}: say its ends by grid_low and grid_high")
+            raise UserError(f"{ends}: give its ends with --grid-low and --grid-high")
         edges.append(np.linspace(low, high, args.grid_size + 1)[1:-1].tolist())
     return edges
 
@@ -462,7 +462,7 @@ def make_q_table(args, envs):
         raise UserError(f"{args.env_id}: observations must be {wanted}, not {obs_space}")
     size = math.prod(len(cuts) + 1 for cuts in edges) * int(action_space.n)
     if size > 10**7:
-        smaller = "a smaller --grid-size, or " if isinstance(obs_space, spaces.Box) else ""
+        smaller = "use a smaller --grid-size, or " if isinstance(obs_space, spaces.Box) else ""
         raise UserError(f"{args.env_id}: the table is too large: {smaller}ppo.py")
     return QTable(edges, obs_space, action_space, args)
 

@@ -19,12 +19,14 @@ the target network, a copy of Q that lags behind.
 
 All six together: the atoms z are fixed returns, equally spaced. The network learns their
 probabilities p(s, a), and Q(s, a) is the sum of z p. Let R = r_0 + gamma r_1 + … be the discounted sum
-of n rewards, and a* = argmax_a Q(s_n, a). If the return from s_n is z, that from s_0 is y. So y has
-the probability that the target network gives to z: p'(s_n, a*). The projection Phi splits this
-probability between the two atoms around y:
+of n rewards, and a* = argmax_a Q(s_n, a). If the return from s_n is z, that from s_0 is
 
     y = R + gamma^n (1 - terminated) z
-    L = E[ KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, "The Integrated Agent")
+
+So y has the probability that the target network gives to z: p'(s_n, a*). The projection Phi splits
+this probability between the two atoms around y; w is the importance weight of prioritized replay:
+
+    L = E[ w KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, "The Integrated Agent")
 
     python rainbow.py                                          # CartPole-v1, a minute or two
     python rainbow.py --no-noisy --no-distributional           # any combination
@@ -77,8 +79,8 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -100.0  # distributional: the lowest; safe if all rewards >= r: min(r, 0) / (1 - gamma)
-    v_max: float = 100.0  # distributional: the highest; safe if all rewards <= r: max(r, 0) / (1 - gamma)
+    v_min: float = -100.0  # distributional: the lowest; min(r, 0) / (1 - gamma) is safe if no reward is below r
+    v_max: float = 100.0  # distributional: the highest; max(r, 0) / (1 - gamma) is safe if no reward is above r
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
@@ -189,7 +191,7 @@ def stream(inputs, hidden_sizes, outputs, linear):
 
 
 def dueling_values(value, advantages):
-    """Q (B, actions, atoms) from V (B, 1, atoms) and A (B, actions, atoms).
+    """Q, or C51's logits, (B, actions, atoms) from V (B, 1, atoms) and A (B, actions, atoms).
 
     Q(s, a) = V(s) + A(s, a) - mean_b A(s, b)   (arXiv 1511.06581, eq. 9)
     """
@@ -320,7 +322,7 @@ class NStepBuffer:
 
     The windows that reach s4 bootstrap from it if the episode was truncated there, but not if it
     terminated. In either case the environment's next step only resets it and ignores the action
-    (next-step autoreset). This reset row opens no window. With `alpha`, transitions are drawn by
+    (next-step autoreset). Such a reset row opens no window. With `alpha`, transitions are drawn by
     priority (SumTree), without it uniformly. uint8 observations stay uint8.
     """
 
@@ -528,13 +530,13 @@ def td_targets(rewards, terminated, gamma, target_q, online_q=None):
 def project(rewards, terminated, discounts, probs, support):
     """Project the distribution of returns y onto the atoms: probabilities m (B, atoms).
 
-        y_j = r + gamma (1 - terminated) z_j
-        m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p_j   (arXiv 1707.06887, eq. 7)
+        y_j = r + discount (1 - terminated) z_j
+        m_i = sum_j [1 - |clip(y_j) - z_i| / d]_0^1 p'_j   (arXiv 1707.06887, eq. 7)
 
-    `support` (atoms,) holds the atoms z_j, d apart; `probs` (B, atoms) the probability p_j of z_j,
-    and so of y_j. The two atoms around y_j share p_j; the nearer gets more. clip limits y to the range
+    `support` (atoms,) holds the atoms z_j, d apart; `probs` (B, atoms) the probability p'_j of z_j,
+    and so of y_j. The two atoms around y_j share p'_j; the nearer gets more. clip limits y to the range
     of the atoms: beyond the ends, the outermost atom gets it all. [x]_0^1 limits x to [0, 1]; here x
-    is never above 1. `discounts`: (B,) or a number, the gamma^n of each target.
+    is never above 1. `discounts`: (B,) or a number, gamma^k if r sums k rewards.
     """
     spacing = support[1] - support[0]
     y = rewards[:, None] + (discounts * ~terminated)[:, None] * support
@@ -547,7 +549,7 @@ def project(rewards, terminated, discounts, probs, support):
 def q_bound(reward, discount):
     """The discounted sum of a reward r for ever; 0 for negative r, as episodes may end.
 
-    bound = r / (1 - gamma)
+    bound = max(r, 0) / (1 - gamma)
 
     No true Q is higher if no reward is higher than r; a mean Q above it is overestimated.
     `discount` is gamma, or gamma^n if r sums n rewards.
@@ -562,7 +564,7 @@ def q_losses(q, targets, clip_error):
         L = (y - Q)^2 / 2 if |y - Q| <= 1, else |y - Q| - 1/2   (Huber)
 
     Say that y is 100 in 19 of 20 equally likely cases, else 0. Squared errors are least at the mean,
-    Q = 95; Huber losses near the median, at Q = 99.947. They resist large errors, but almost ignore
+    Q = 95; Huber losses near the median, at Q = 99.947. The latter resist large errors, but almost ignore
     rare failures, and targets pass such a Q on to earlier states.
     """
     if clip_error:
@@ -582,9 +584,11 @@ def td_losses(agent, target, batch, args):
 
 
 def distributional_losses(agent, target, batch, args):
-    """(losses (B,), the same without gradient as priorities, metrics) of NStepTransitions.
+    """(losses (B,), the same without gradient as errors, metrics) of NStepTransitions.
 
     L = KL(m || p) = sum_i m_i log(m_i / p_i)   (arXiv 1710.02298, "The Integrated Agent")
+
+    m is the projected target, p the network's p(s_0, a_0).
     """
     rows = torch.arange(len(batch.rewards), device=batch.rewards.device)
     support = agent.support
@@ -663,7 +667,7 @@ def train(args):
                 target.load_state_dict(agent.state_dict())
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))  # for the plot
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
-        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
+        if run.write_what_is_due():  # True after a checkpoint: new episodes and rng, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.begin_episodes()
     return run.finish()
@@ -672,7 +676,7 @@ def train(args):
 # ===== helpers: settings, parts of the networks, environments =====================================
 
 CURVE = {"loss": "loss of Q", "q": "mean Q", "sigma": "noise in the weights"}
-EXPLORES = True  # training explores by noise: only evaluations decide --stop-at-return
+EXPLORES = True  # training explores: only evaluations decide --stop-at-return
 SCHEDULED = ("anneal_lr", "exploration_fraction", "prioritized")  # if set, a schedule ends with the run
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
@@ -686,7 +690,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. Where large rewards are rare, returns stay far within
-# the bounds that Args gives for v_min and v_max; with narrower bounds, atoms are closer together.
+# the safe v_min and v_max (see Args); narrower ones bring the atoms closer together.
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
          "clip_error": True, "clip_reward": True, "total_timesteps": 10_000_000,

@@ -8,18 +8,20 @@
 """REINFORCE and A2C, the simplest policy gradients, all of it, in this one file.
 
 Play episodes. Make each action more likely if the rewards after it were more than expected, less
-likely if they were less. What was expected is the baseline: nothing, or a critic's value.
+likely if they were less. What was expected is the baseline b: 0, or a critic's value.
 
-    gradient of J = E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11)
+    gradient of J ~ E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11's step)
 
-R_t is the return from step t on: G_t in the book. The factor gamma^t of its algorithm is left out, as
-nearly everywhere: else late steps would hardly count. So for gamma < 1 the gradient is not exact.
-REINFORCE waits for the ends of episodes. A2C, which is A3C made synchronous, updates every n
-steps and bootstraps: the critic's value stands for all that follows (arXiv 1602.01783, section 4).
+J is the expected return of an episode, R_t the return from step t on: the book's G_t. The factor
+gamma^t of its algorithm is left out, as nearly everywhere: otherwise late steps would hardly count.
+So for gamma < 1 this is not the exact gradient of J. REINFORCE waits for the ends of episodes. A2C,
+which is A3C made synchronous, updates every n steps and bootstraps: the critic's value replaces the
+rewards that follow (arXiv 1602.01783, section 4). REINFORCE does so only where a time limit cuts an
+episode off.
 
-    python reinforce.py                  # CartPole-v1, under a minute
-    python reinforce.py --baseline none  # the same without a critic
-    python reinforce.py --n-step 32 --no-norm-adv  # A2C
+    python reinforce.py                                # CartPole-v1, under a minute
+    python reinforce.py --baseline none --no-norm-adv  # without any baseline
+    python reinforce.py --n-step 32 --no-norm-adv      # A2C
     python reinforce.py --evaluate runs/DIR --render
 
 Papers: REINFORCE Williams 1992 (doi 10.1007/BF00992696), A3C arXiv 1602.01783. The algorithm ends
@@ -67,8 +69,8 @@ class Args:
     gamma: float = 0.99  # discount
     norm_adv: bool = True  # normalise each update's advantages: a baseline even without a critic
     ent_coef: float = 0.0  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the critic's loss
-    max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
+    vf_coef: float = 0.5  # weight of the critic's loss, half the mean squared error
+    max_grad_norm: float = 0.5  # a longer gradient, of actor and critic together, is scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of actor and critic, as --hidden-sizes 64 64
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -180,7 +182,7 @@ class Rollout:
 
     def add(self, obs, actions, rewards, terminated, truncated, skipped):
         """Add a step of all environments: arrays (N, …)."""
-        self.obs.append(obs.copy())  # the environment may write into it again
+        self.obs.append(obs)
         self.actions.append(actions)
         self.rewards.append(rewards)
         self.terminated.append(terminated)
@@ -188,26 +190,26 @@ class Rollout:
         self.skipped.append(skipped)
 
     def batch(self, agent, last_obs):
-        """(observations (B, …), actions (B, …), returns (B,)) of all rows that were not skipped, as tensors.
+        """(observations (B, …), actions (B,), returns (B,)) of all rows that were not skipped, as tensors.
 
-        Where rewards are cut off, the critic's value stands for the rest; without a critic, 0.
+        Where rewards are cut off, the critic's value replaces the rest; without a critic, 0 does.
         """
-        tensor = lambda rows: torch.as_tensor(np.array(rows), device=agent.device)
+        tensor = lambda steps: torch.as_tensor(np.array(steps), device=agent.device)
         rewards = tensor(self.rewards).float()
         next_values = torch.zeros_like(rewards)
         if agent.args.baseline == "value":
-            next_obs = tensor([*self.obs[1:], last_obs])  # after an end, too: the reset is a step later
+            next_obs = tensor([*self.obs[1:], last_obs])  # after an end, too: the reset is the next step
             with torch.no_grad():
                 next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
         ends = tensor(self.terminated), tensor(self.truncated)
         returns = compute_returns(rewards, next_values, *ends, agent.args.gamma)
-        counts = ~tensor(self.skipped)
-        return tensor(self.obs)[counts], tensor(self.actions)[counts], returns[counts]
+        kept = ~tensor(self.skipped)
+        return tensor(self.obs)[kept], tensor(self.actions)[kept], returns[kept]
 
 
 # -------------------------------------------------------------------------------------------- losses
 def policy_gradient_loss(log_probs, advantages):
-    """Its gradient is the policy gradient, negated, per step instead of per episode; all (B,).
+    """A scalar, of tensors (B,). Its gradient is the policy gradient, negated, as a mean over steps.
 
     L = -E[ log pi(a|s) A ],   A = R - b(s)   (Sutton & Barto, eq. 13.11)
     """
@@ -262,18 +264,19 @@ def train(args):
             obs, _ = envs.reset()
             skipped = np.zeros(args.num_envs, bool)
         while not is_over:
+            obs = obs.copy()  # the environments may write the next ones into the same array
             actions = agent.sample(obs)
             next_obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             dones = (terminated | truncated) & ~skipped
             run.count(next_obs, rewards, dones, skipped)
             rollout.add(obs, actions, rewards, terminated, truncated, skipped)
             obs = next_obs
-            if args.n_step is None:  # REINFORCE: one episode each, be it long or short; the rest is skipped
+            if args.n_step is None:  # REINFORCE: one episode each, however long; later steps are skipped
                 skipped = skipped | dones
                 is_over = skipped.all()
                 if len(rollout.obs) > (args.max_episode_steps or 27_000):  # as in `evaluate`
                     raise UserError(f"{args.env_id}: an episode does not end; try --max-episode-steps, or --n-step 5")
-            else:  # A2C: the step after an episode's end only resets its environment
+            else:  # A2C: the step after an end only resets; a rollout needs one that does more
                 skipped = dones
                 is_over = len(rollout.obs) >= args.n_step and not np.all(rollout.skipped)
 

@@ -602,7 +602,7 @@ def test_settings_of_the_method(script):
     """--ars brings its settings along, and what was tuned for another method does not apply; what is given wins."""
     plain, tuned = vars(script.Args()), lambda **given: vars(script.tuned(**given))
     assert tuned(ars=True, sigma=0.5, hidden_sizes=(8,)) == plain | script.ARS | {"sigma": 0.5, "hidden_sizes": (8,)}
-    assert tuned(env_id="Swimmer-v5", ars=True)["learning_rate"] == 0.2
+    assert tuned(env_id="Swimmer-v5", ars=True)["learning_rate"] == 0.4
 
 
 @catches("train, weights that are not finite go on: run.check_finite(length_of_theta -> dict(length_of_theta")

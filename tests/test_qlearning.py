@@ -110,7 +110,7 @@ def chain(script, tables, *worlds, rng=None, **given):
     "play_episode, next state's row updated: q[state][action] += -> q[next_state][action] +=",
     "play_episode, errors with turned signs: td_error=abs(td_error) -> td_error=-td_error",
     "play_episode, step not counted: run.step += 1 -> run.step += 0",
-    "play_episode, return of the last step: total += reward -> total = reward",
+    "play_episode, return of the last step: episode_return += reward -> episode_return = reward",
     "play_episode, limit ignored: range(args.max_episode_steps or 27_000) -> range(9)",
 )
 def test_an_episode(script):
@@ -333,7 +333,7 @@ def test_a_run_of_episodes(script):
 @catches(
     "make_table_envs, returns of the wrapper: wrappers.insert(0, partial(TrueReturn, -> "
     "wrappers.append(partial(TrueReturn,",
-    "train, returns of the wrapper: true_returns(run.envs, args, [total]) -> [total]",
+    "train, returns of the wrapper: true_returns(run.envs, args, [episode_return]) -> [episode_return]",
 )
 def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch):
     """The wrapper pays 7 for each of nine steps, from which the table learns; -1 each, or -100, is what counts."""
@@ -423,7 +423,7 @@ def test_it_needs_no_torch(script, tmp_path):
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--env-id Pendulum-v1": "Discrete", "--env-kwargs [": "CliffWalking-v1, [, ()"}
-    refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "grid_low"}
+    refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "--grid-low"}
     refused["--env-id MountainCar-v0 --grid-size 9999"] = "too large"
     refused["--grid-size 0"] = refused["--num-episodes 0"] = refused["--exploration-fraction 0"] = "above 0"
     refused["--exploration-fraction -0.5"] = "exploration_fraction must be at least 0"

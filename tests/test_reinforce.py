@@ -6,6 +6,7 @@ test_ppo.py, the run section in test_run.py.
 
 from unittest import mock
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -76,11 +77,10 @@ def test_policy_gradient(script):
 
 
 @catches(
-    "Rollout.batch, skipped rows are learnt from: counts = ~ -> counts = 0 * ",
+    "Rollout.batch, skipped rows are learnt from: kept = ~ -> kept = 0 * ",
     "Rollout.batch, the state's own value: self.obs[1:], last_obs -> self.obs",
     'Rollout.batch, never a bootstrap: if agent.args.baseline == "value" -> if False',
     'Rollout.batch, a critic in any case: if agent.args.baseline == "value" -> if True',
-    "Rollout.add, not copied: obs.copy() -> obs",
 )
 def test_rollout(script):
     """gamma = 0.5, V(s) = s. The first episode is cut off in state 8, the second by the end of the rollout in state 4.
@@ -92,14 +92,13 @@ def test_rollout(script):
     3    3  3             no       3 + 4/2 = 5      3
     """
     for baseline, expected in (("value", [4, 6, 5]), ("none", [2, 2, 3])):
-        rollout, state = script.Rollout(), np.zeros((1, 1), np.float32)
+        rollout = script.Rollout()
         for s, r, end, skip in ((1, 1, 0, 0), (2, 2, 1, 0), (8, 9, 0, 1), (3, 3, 0, 0)):
-            state[:] = s
+            state = np.array([[s]], np.float32)
             flags = np.array([False]), np.array([end > 0]), np.array([skip > 0])
             rollout.add(state, np.array([s % 2]), np.array([r]), *flags)
-        state[:] = 4
         agent = Stub(script.Args(baseline=baseline, gamma=0.5))
-        obs, actions, returns = rollout.batch(agent, state)
+        obs, actions, returns = rollout.batch(agent, np.array([[4]], np.float32))
         close(obs[:, 0], [1, 2, 3])
         assert actions.tolist() == [1, 0, 1]
         close(returns, expected)
@@ -138,6 +137,7 @@ def test_reset_rows_alone_are_no_batch(script):
     "train, gradients not shortened: args.max_grad_norm -> 1e9",
     "train, learning rate kept: if args.anneal_lr else -> if False else",
     "train, a step too many: len(rollout.obs) >= -> len(rollout.obs) > ",
+    "train, observations overwritten: obs.copy() -> obs",
 )
 def test_training(script):
     """The weights go where torch's Adam goes along the loss; the batches are whole episodes, or three rows of each
@@ -151,7 +151,10 @@ def test_training(script):
             updates.append((obs.clone(), actions.clone(), returns.clone(), flat(agent).clone()))
             return loss(agent, obs, actions, returns, args)
 
-        with mock.patch.object(script, "actor_critic_loss", watched_loss):
+        reuse_arrays = mock.patch(
+            "tools.vector_env", lambda makers, n: gym.vector.SyncVectorEnv(makers[:n], copy=False)
+        )
+        with mock.patch.object(script, "actor_critic_loss", watched_loss), reuse_arrays:
             run = rehearse(script, lambda: Walk(PLANS[0], 0), lambda: Walk(PLANS[1], 1), **SHORT | options)
         assert [len(obs) for obs, *_ in updates] == sizes
         agent = script.make_agent(args, run.envs)
