@@ -399,7 +399,8 @@ def make_table_envs(args, num_envs, render=False, video=None):
     except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
+        given = "" if args.env_kwargs == "{}" else f" with --env-kwargs {args.env_kwargs}"
+        raise UserError(f"cannot make {args.env_id}{given}: {error}") from error
 
 
 def new_env(run):
