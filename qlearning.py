@@ -167,9 +167,10 @@ def epsilon_greedy(values, epsilon, rng):
 
 
 def schedules(args, step, episode):
-    """(epsilon, alpha), each constant or falling; epsilon by a factor per episode, or linearly.
+    """(epsilon, alpha) after so many steps and episodes, each constant or falling.
 
-    Linear schedules count the steps of the run or, with num_episodes, its episodes.
+    Epsilon falls by a factor per episode, or linearly. Linear schedules count the steps of the run
+    or, with num_episodes, its episodes.
     """
     done, total = step, args.total_timesteps
     if args.num_episodes is not None:
@@ -239,7 +240,7 @@ def play_episode(agent, env, run, rng, args):
     action = None
     episode_return, first_step = 0.0, run.step
     for _ in range(args.max_episode_steps or 27_000):  # so every episode ends; the same limit as in `evaluate`
-        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)  # both so far
+        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
