@@ -167,10 +167,9 @@ def epsilon_greedy(values, epsilon, rng):
 
 
 def schedules(args, step, episode):
-    """(epsilon, alpha) after so many steps and episodes, each constant or falling.
+    """(epsilon, alpha) after so many steps and episodes. Epsilon falls by a factor per episode, or linearly.
 
-    Epsilon falls by a factor per episode, or linearly. Linear schedules count the steps of the run
-    or, with num_episodes, its episodes.
+    Linear schedules count the steps of the run or, with num_episodes, its episodes.
     """
     done, total = step, args.total_timesteps
     if args.num_episodes is not None:
