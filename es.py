@@ -598,7 +598,8 @@ def make_slots(args, num_envs, render=False, video=None):
     except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
+        given = "" if args.env_kwargs == "{}" else f" with --env-kwargs {args.env_kwargs}"
+        raise UserError(f"cannot make {args.env_id}{given}: {error}") from error
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     if not is_native(envs):

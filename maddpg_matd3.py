@@ -1032,7 +1032,8 @@ def make_team_envs(args, num_envs, render=False, video=None):
         if is_users_own(error):
             raise
         help = "" if "." in args.env_id else "; an id is the path of a module, such as mpe2.simple_spread_v3"
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}{help}") from error
+        given = "" if args.env_kwargs == "{}" else f" with --env-kwargs {args.env_kwargs}"
+        raise UserError(f"cannot make {args.env_id}{given}: {error}{help}") from error
 
 
 make_envs = make_team_envs  # as the run section calls it

@@ -167,7 +167,7 @@ def epsilon_greedy(values, epsilon, rng):
 
 
 def schedules(args, step, episode):
-    """(epsilon, alpha), each constant or falling; epsilon by a factor per episode, or linearly.
+    """(epsilon, alpha) after so many steps and episodes. Epsilon falls by a factor per episode, or linearly.
 
     Linear schedules count the steps of the run or, with num_episodes, its episodes.
     """
@@ -239,7 +239,7 @@ def play_episode(agent, env, run, rng, args):
     action = None
     episode_return, first_step = 0.0, run.step
     for _ in range(args.max_episode_steps or 27_000):  # so every episode ends; the same limit as in `evaluate`
-        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)  # both so far
+        epsilon, learning_rate = schedules(args, run.step, run.num_episodes)
         if action is None:  # else Sarsa has chosen it already
             action = epsilon_greedy(agent.values(state), epsilon, rng)
         obs, reward, terminated, truncated, _ = env.step(action + agent.first_action)
@@ -399,7 +399,8 @@ def make_table_envs(args, num_envs, render=False, video=None):
     except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
-        raise UserError(f"{args.env_id}, {args.env_kwargs}, {args.wrappers}: {error}") from error
+        given = "" if args.env_kwargs == "{}" else f" with --env-kwargs {args.env_kwargs}"
+        raise UserError(f"cannot make {args.env_id}{given}: {error}") from error
 
 
 def new_env(run):

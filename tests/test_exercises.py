@@ -283,7 +283,11 @@ PLACES = [  # (exercise, a fault, what is told of the first case that it spoils)
         "0.0 if terminated else args.gamma -> args.gamma",
         "call 3 of q_learning_target, yours: .*discount=0.5.*call 3 of q_learning_target, expected: .*discount=0,",
     ),
-    ("q-learning", "total += reward -> total = reward", "return and length of each.*Look next at what is summed up"),
+    (
+        "q-learning",
+        "episode_return += reward -> episode_return = reward",
+        "return and length of each.*Look next at what is summed up",
+    ),
     (
         "gae",
         ("= torch.empty_like -> = torch.zeros_like", "range(len(rewards)) -> range(len(rewards) - 1)"),

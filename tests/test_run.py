@@ -693,6 +693,7 @@ def test_settings_of_atari_that_the_user_gives_stay(script):
 REFUSED = {
     "--env-id Cartpol-v1": "Cartpol",
     "--env-id nosuch:Thing-v0": "nosuch",
+    "--env-id run_worlds:Nothing-v0": "run_worlds registers no such id",
     '--env-kwargs {"lenght":1}': "lenght",
     "--env-kwargs [": "JSON is wanted",
     '--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}': "9x9",
