@@ -40,13 +40,11 @@ import importlib
 import json
 import math
 import os
-import pkgutil
 import re
 import shlex
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections import namedtuple
 from dataclasses import asdict, dataclass, replace
@@ -655,38 +653,49 @@ class TrueReturn(gym.Wrapper):
 def read_wrapper(text):
     """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
     path, _, arguments = text.partition("(")
-    name = path.rpartition(".")[2]
+    module, _, name = path.rpartition(".")
     if name in REFUSED_WRAPPERS:
         raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
-    call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+    try:
+        call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+        given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"--wrappers {text}: {error}") from error
     if call.args:
-        raise ValueError(f"the arguments of {name} need names, as in (size=4)")
-    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    return partial(pkgutil.resolve_name(path), **given)
+        raise UserError(f"--wrappers {text}: arguments need names, as in (size=4)")
+    wrapper = getattr(importlib.import_module(module or name), name, None)
+    if wrapper is None:
+        raise UserError(f"--wrappers {text}: there is no {name} in {module}")
+    return partial(wrapper, **given)
 
 
-def is_users_own(error):
-    """Whether an error came through the user's own code, not only this file, packages, Python."""
-    folders = [str(Path(module.__file__).parent) for module in (json, importlib)]
-    folders.append(str(Path(gym.__file__).parents[1]))  # of all packages that are installed
-    known = (__file__, ast.__file__, pkgutil.__file__, "<", *folders)  # <frozen importlib…>
-    frames = traceback.extract_tb(error.__traceback__)
-    if error.__cause__:  # of an error that Gymnasium has worded in its own way
-        frames += traceback.extract_tb(error.__cause__.__traceback__)
-    return not all(frame.filename.startswith(known) for frame in frames)
+# What a mistyped --env-id, --env-kwargs or --wrappers raises.
+MISTYPED = gym.error.Error, ModuleNotFoundError, json.JSONDecodeError, TypeError
+
+
+def raise_mistyped(error, args):
+    """Raise a UserError in place of one of MISTYPED. A TypeError of another kind keeps its traceback."""
+    message = str(error)
+    argument = re.search(r"unexpected keyword argument '(\w+)'", message)
+    is_given = argument and argument[1] in f"render_mode {args.env_kwargs} {args.wrappers}"
+    if isinstance(error, TypeError) and not is_given:
+        raise error
+    if isinstance(error, gym.error.NameNotFound):
+        message += " One of your own is module:Id-v0, made known by gymnasium.register"
+    if "Box2D" in message:  # Gymnasium's advice needs a compiler
+        message = "pip install ufal-pybox2d"
+    raise UserError(f"cannot make {args.env_id} with {args.env_kwargs}: {message}") from error
 
 
 def make_envs(args, num_envs, render=False, video=None):
     """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
-    UserError for what is mistyped. What the user's own code raises keeps its traceback.
+    UserError for what is mistyped. What the environment itself raises keeps its traceback.
     """
     package = PLUGINS.get(re.split("[/-]", args.env_id)[0], "gymnasium")
-    if not hasattr(gym.vector, "AutoresetMode"):
-        raise UserError(f'gymnasium {gym.__version__} is too old: pip install -U "gymnasium>=1.3"')
     try:
-        pkgutil.resolve_name(package)  # imports it
-        kwargs = dict(**json.loads(args.env_kwargs))
+        importlib.import_module(package)
+        kwargs = json.loads(args.env_kwargs)
         defaults = ONE_HOT if package == "minigrid" else ()
         wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
         if args.wrappers or args.max_episode_return is not None:
@@ -705,28 +714,8 @@ def make_envs(args, num_envs, render=False, video=None):
         if package == "ale_py":
             wrappers = set_up_atari(kwargs, wrappers, mode)
         envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
-    except gym.error.Error as error:
-        if is_users_own(error):
-            raise
-        message = str(error)  # Gymnasium's advice on Box2D needs a compiler
-        if isinstance(error, gym.error.NameNotFound):
-            module = args.env_id.rpartition(":")[0]
-            own = f"{module} registers no such id" if module else "One of your own is module:Id-v0"
-            message += f" {own}: see gymnasium.register"
-        raise UserError("pip install ufal-pybox2d" if "Box2D" in message else message) from error
-    except (ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError, AssertionError) as error:
-        if is_users_own(error):
-            raise
-        help = ""
-        if isinstance(error, ImportError) and package != "gymnasium":
-            help = f" (pip install {package.replace('_', '-')})"
-        elif isinstance(error, json.JSONDecodeError):
-            help = ": JSON is wanted, such as " + shell(["--env-kwargs", '{"size": 5}'])
-        elif "'render_mode'" in str(error):
-            help = ": what cannot take render_mode cannot be shown or filmed"
-        given = [] if args.env_kwargs == "{}" else ["--env-kwargs", args.env_kwargs]
-        given += ["--wrappers", *args.wrappers] if args.wrappers else []
-        raise UserError(f"cannot make {shell([args.env_id, *given])}: {error}{help}") from error
+    except MISTYPED as error:
+        raise_mistyped(error, args)
     if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
         raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
     return vectors_or_images(envs, args.env_id)
@@ -830,7 +819,6 @@ FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps"
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency""".split()  # from 1
 SIGNED = "stop_at_return max_episode_return initial_reward_threshold v_min v_max".split()  # the rest: from 0
-SHARES = "gamma gae_lambda tau start_e end_e exploration_fraction".split()  # to 1
 
 
 shell = subprocess.list2cmdline if os.name == "nt" else shlex.join  # a command, to be copied
@@ -850,8 +838,8 @@ def tuned(*flags, **given):
     # Parsed twice: the first time tells where the other values come from.
     first = parse(replace(Args(), **given), [flag for flag in flags if flag not in ("-h", "--help")])
     paths = [first.resume, first.evaluate, first.config or first.run_dir]
-    if paths.count(None) < 2 or "" in paths:
-        raise UserError("choose between --resume, --evaluate and --config or --run-dir, with a name")
+    if paths.count(None) < 2:
+        raise UserError("choose between --resume, --evaluate and --config or --run-dir")
     if first.render and not first.evaluate:
         raise UserError("--render shows a trained agent: add --evaluate and its run folder")
     path = first.resume or first.evaluate or first.config
@@ -864,11 +852,8 @@ def tuned(*flags, **given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
-        is_number = isinstance(value, int | float)
-        if is_number and name not in SIGNED and not value >= least:
+        if isinstance(value, int | float) and name not in SIGNED and not value >= least:
             raise UserError(f"{name} must be at least {least}")
-        if is_number and name in SHARES and value > 1:
-            raise UserError(f"{name} must be at most 1")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -910,13 +895,11 @@ def read_config(path, given):
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         script, saved = config["script"], config["args"]
         saved = {name: tuple(x) if isinstance(x, list) else x for name, x in saved.items()}
+        if script != Path(__file__).stem:
+            raise TypeError(f"it is from {script}.py")
+        return Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is missing or damaged") from error
-    if script != Path(__file__).stem:
-        raise UserError(f"{path} is from {script}.py")
-    if saved.keys() - vars(given):
-        raise UserError(f"{path} has flags that this file lacks: {' '.join(saved.keys() - vars(given))}")
-    return Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
+        raise UserError(f"{path} is missing, damaged or foreign: {error}") from error
 
 
 def load(run_dir, model="best", *flags, **given):
@@ -987,12 +970,9 @@ def read_parts(path, parts):
         state = read_state(path)
         for name, part in parts.items():
             part.load_state_dict(state[name])
-    except FileNotFoundError as error:
-        there = " ".join(sorted(file.stem for file in Path(path).parent.glob(f"*{SUFFIX}")))
-        raise UserError(f"there is no {path}, only: {there}") from error
     except Exception as error:  # there is no list of what a damaged or foreign file may raise
-        reason = " ".join(str(error).split())[:200]  # torch names the layers that do not fit
-        raise UserError(f"{path} is damaged or of another network: {reason}") from error
+        reason = str(error)[:200]  # torch names the layers that do not fit
+        raise UserError(f"{path} is missing, damaged or of another network: {reason}") from error
 
 
 class Run:

@@ -129,7 +129,15 @@ class Own(gym.Wrapper):
         Path(os.environ.get("LEAVE", os.devnull)).touch()
 
 
+class Mistaken(Plain):
+    """Its constructor names an argument wrongly."""
+
+    def __init__(self, leave):
+        super().__init__(leaf="from within")
+
+
 gym.register("Plain-v0", Plain)
+gym.register("Mistaken-v0", Mistaken)
 gym.register("Blind-v0", Blind)
 gym.register("Endless-v0", Endless)
 gym.register("Faulty-v0", Faulty)
