@@ -22,8 +22,7 @@ diverge.
     python dqn.py --evaluate runs/DIR --render               # watch the trained agent
 
 Papers: DQN arXiv 1312.5602 and Mnih et al. 2015 (doi 10.1038/nature14236), double DQN arXiv
-1509.06461. The algorithm ends at "# ===== helpers". Below are tuned settings, the CNN, the
-normalisation of observations, environments, run folder and curve.
+1509.06461. The algorithm ends at "# ===== helpers".
 """
 
 import ast
@@ -71,8 +70,7 @@ class Args:
     gradient_steps: int = 1  # gradient steps per round
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
+    target_network_frequency: int = 500  # environment steps between copies of Q to the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
@@ -158,10 +156,8 @@ class QNetwork(nn.Module):
     def epsilon_greedy(self, obs, epsilon, rng):
         """The greedy actions (B,); with probability epsilon, each is drawn uniformly."""
         at_random = rng.random(len(obs)) < epsilon
-        actions = rng.integers(self.num_actions, size=len(obs))
-        if not at_random.all():
-            actions[~at_random] = self.greedy(obs[~at_random])
-        return actions
+        any_actions = rng.integers(self.num_actions, size=len(obs))
+        return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
         """The greedy actions for observations (B, …), as the environment takes them."""
@@ -189,9 +185,8 @@ class ReplayBuffer:
         s1     a1       r1      s2, the final one      yes         no
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
-    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
+    So each stored next_obs truly follows its obs. Targets bootstrap from next_obs unless the transition
+    terminated, so no column says what was truncated. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -241,10 +236,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name]
 
 
 # ---------------------------------------------------------------------------------- targets and loss
@@ -303,18 +298,6 @@ def dqn_loss(agent, target, batch, args):
     return q_losses(q, targets, args.clip_error).mean(), q.detach().mean()
 
 
-@torch.no_grad()
-def polyak(target, source, tau):
-    """Polyak averaging: move all weights of the target network towards those of the source.
-
-    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
-    """
-    for target_weights, weights in zip(target.parameters(), source.parameters()):
-        target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
-        target_buffer.copy_(buffer)
-
-
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
@@ -323,7 +306,6 @@ def train(args):
     target = copy.deepcopy(agent)  # Q'
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_replay_buffer(args, envs, agent)
-    warn_of_short_run(args)
     set_threads(agent.image)
     run = Run(args, envs)
     # eps: small steps where gradients are tiny; fused: faster
@@ -366,7 +348,7 @@ def train(args):
                 agent.eval()
                 scheduler.step()
             if step % args.target_network_frequency == 0:
-                polyak(target, agent, args.tau)
+                target.load_state_dict(agent.state_dict())
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))  # for the plot
 
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
@@ -652,21 +634,11 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    space = envs.single_observation_space
-    itemsize = 1 if space.dtype == np.uint8 else 4
-    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
-    except (MemoryError, ValueError) as error:
-        size = f"{num_bytes / 2**30:,.1f} GiB"
-        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
-    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
-
-
-def warn_of_short_run(args):
-    """Say so if nothing will be learnt."""
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+        return ReplayBuffer(args.buffer_size, obs_space, action_space, agent.device)
+    except MemoryError as error:
+        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
 
 
 # ===== run: the same in every script ==============================================================

@@ -29,9 +29,8 @@ target.
     python sac.py --evaluate runs/DIR --render  # watch the trained agent
 
 Papers: SAC arXiv 1801.01290; without a network for V and with a learnt alpha, as here: arXiv
-1812.05905. The algorithm ends at "# ===== helpers"; below it are settings, environments and the run
-folder. In shapes, B is the number of rows in a batch, D of action dimensions, N of environments and K
-of critics.
+1812.05905. The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D
+of action dimensions, N of environments and K of critics.
 """
 
 import ast
@@ -53,7 +52,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -83,9 +81,8 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts over several steps
-    exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
-    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
+    exploration_noise: float = 1.0  # scale of the noise in tanh(mean + sigma noise); 1: draws from pi itself
+    ou_theta: float = 1.0  # share of the noise lost per step; 0.15: lasting Ornstein-Uhlenbeck noise, 1.9 times as wide
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide by the running standard deviation of their discounted sum; at most ±10
@@ -265,16 +262,14 @@ def squashed_gaussian(mean, log_std, noise):
 
 # --------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
+    """This step's noise (N, D) for `explore`, made from the noise of the step before.
 
         x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7, in steps of 1)
 
-    Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
-    about 1 / theta steps. So the agent tries the same thing several times in a row.
+    Here theta is ou_theta, and scale exploration_noise. With theta = 1 this is Gaussian noise. With
+    less, it is Ornstein-Uhlenbeck noise, which keeps its direction for about 1 / theta steps.
     """
     draws = args.exploration_noise * rng.standard_normal(noise.shape)
-    if args.noise == "gaussian":
-        return draws
     noise = (1 - args.ou_theta) * noise + draws
     noise[reset_rows] = 0  # reset rows (see ReplayBuffer): the new episode's noise starts from 0
     return noise
@@ -296,9 +291,8 @@ class ReplayBuffer:
         s1     a1       r1      s2, the final one      yes         no
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
-    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
+    So each stored next_obs truly follows its obs. Targets bootstrap from next_obs unless the transition
+    terminated, so no column says what was truncated. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -348,10 +342,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name]
 
 
 # -------------------------------------------------------------------------------- targets and losses
@@ -401,8 +395,6 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
-        target_buffer.copy_(buffer)
 
 
 # ------------------------------------------------------------------------------------------ training
@@ -462,7 +454,6 @@ def train(args):
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
-    warn_of_short_run(args)
     run = Run(args, envs)
     # fused: all weights in one call, faster
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
@@ -506,8 +497,7 @@ def train(args):
                     run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()
 
-        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             noise = np.zeros(noise.shape)
             discounted = np.zeros(args.num_envs)
@@ -532,20 +522,20 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment (HalfCheetah's are CleanRL's); flags win over them. docs/sac.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
-# Lasting noise (ou), about twice as wide as pi, tries whole landings and strides. With independent
+# Lasting noise, about twice as wide as pi, tries whole landings and strides. With independent
 # draws from pi, a lander often learns to hover.
-WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
-        "exploration_noise": 1.0, "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
+WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "ou_theta": 0.15,
+        "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
-    "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
+    "MountainCarContinuous-v0": SMALL | {"ou_theta": 0.15, "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
                                          "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
                                          "total_timesteps": 50_000},
     "LunarLanderContinuous-v3": WIDE | {"actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3,
                                         "total_timesteps": 150_000},
     "BipedalWalker-v3": WIDE | {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4,
                                 "total_timesteps": 300_000},
-    "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000, "total_timesteps": 1_000_000},
+    "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000},
     # not tuned: 100,000 pairs of images take 5.2 GiB
     "CarRacing-v3": {"buffer_size": 100_000},
 }  # fmt: skip
@@ -806,21 +796,11 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    space = envs.single_observation_space
-    itemsize = 1 if space.dtype == np.uint8 else 4
-    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
     try:
-        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
-    except (MemoryError, ValueError) as error:
-        size = f"{num_bytes / 2**30:,.1f} GiB"
-        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
-    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
-
-
-def warn_of_short_run(args):
-    """Say so if nothing will be learnt."""
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+        return ReplayBuffer(args.buffer_size, obs_space, action_space, agent.device)
+    except MemoryError as error:
+        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
 
 
 # ===== run: the same in every script ==============================================================
