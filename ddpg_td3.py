@@ -19,9 +19,9 @@ action, mu learns to take it, and y passes the error on. TD3 adds three tricks a
 on mu'(s') blurs narrow peaks of Q', y uses the lower value of two critics, and the actor and the
 target networks are updated less often than the critics.
 
-    python ddpg_td3.py                                                      # Pendulum-v1 with TD3
-    python ddpg_td3.py --target-noise 0 --no-twin-q --policy-frequency 1    # the same with DDPG
-    python ddpg_td3.py --evaluate runs/DIR --render                         # watch the trained agent
+    python ddpg_td3.py                                # Pendulum-v1 with TD3, a minute
+    python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
+    python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
 Papers: DDPG arXiv 1509.02971 (here with the TD3 authors' settings), TD3 arXiv 1802.09477.
 The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
@@ -47,6 +47,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -62,7 +63,8 @@ class Args:
     """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    target_noise: float = 0.2  # TD3's trick 1: standard deviation of the noise on mu'(s'); DDPG: 0
+    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: as TUNED says, else TD3
+    target_noise: float = 0.2  # trick 1: standard deviation of the noise on mu'(s'); DDPG: 0
     twin_q: bool = True  # trick 2: the target y uses the lower value of two critics; DDPG: one critic
     policy_frequency: int = 2  # trick 3: critic updates per update of mu, mu' and Q'; DDPG: 1
     noise_clip: float = 0.5  # trick 1: the noise is clipped to ± this; 1 is half an action's range
@@ -78,8 +80,9 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
+    noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 1.0  # share of the noise lost per step; 0.15: lasting Ornstein-Uhlenbeck noise, 1.9 times as wide
+    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide by the running standard deviation of their discounted sum; at most ±10
@@ -228,14 +231,16 @@ class ActorCritic(nn.Module):
 
 # --------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """This step's noise (N, D) for `explore`, made from the noise of the step before.
+    """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
         x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7, in steps of 1)
 
-    Here theta is ou_theta, and scale exploration_noise. With theta = 1 this is Gaussian noise. With
-    less, it is Ornstein-Uhlenbeck noise, which keeps its direction for about 1 / theta steps.
+    Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
+    about 1 / theta steps. So the agent tries the same thing several times in a row.
     """
     draws = args.exploration_noise * rng.standard_normal(noise.shape)
+    if args.noise == "gaussian":
+        return draws
     noise = (1 - args.ou_theta) * noise + draws
     noise[reset_rows] = 0  # reset rows (see ReplayBuffer): the new episode's noise starts from 0
     return noise
@@ -355,6 +360,8 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+        target_buffer.copy_(buffer)
 
 
 # ------------------------------------------------------------------------------------------ training
@@ -476,16 +483,22 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
+# The three settings in which TD3 and DDPG differ. Those of --algorithm win over TUNED.
+ALGORITHMS = {
+    None: {},
+    "td3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
+    "ddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
+}
 # Tuned settings per environment; flags win over them. docs/ddpg_td3.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
-    "MountainCarContinuous-v0": SMALL | {"ou_theta": 0.15, "exploration_noise": 0.75, "learning_starts": 300,
+    "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
                                          "anneal_lr": True, "total_timesteps": 45_000},
     # DDPG with trick 1. With trick 2, landing looks bad for too long, and the agent hovers.
     "LunarLanderContinuous-v3": SMALL | {"twin_q": False, "policy_frequency": 1, "hidden_sizes": (128, 128),
                                          "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "batch_size": 128,
-                                         "ou_theta": 0.15, "exploration_noise": 0.3, "learning_starts": 10_000,
+                                         "noise": "ou", "exploration_noise": 0.3, "learning_starts": 10_000,
                                          "anneal_lr": True, "total_timesteps": 300_000, "eval_every": 5_000,
                                          "eval_episodes": 50, "stop_at_return": 225.0},
     # CleanRL's settings
@@ -493,7 +506,7 @@ TUNED = {
     # not tuned: 100,000 pairs of images take 5.2 GiB
     "CarRacing-v3": {"buffer_size": 100_000},
 }  # fmt: skip
-tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
+tuned_settings = lambda args: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm]  # as the run section calls it
 
 
 def layer(module, gain=2**0.5):
@@ -750,11 +763,17 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        return ReplayBuffer(args.buffer_size, obs_space, action_space, agent.device)
-    except MemoryError as error:
-        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
 # ===== run: the same in every script ==============================================================

@@ -70,7 +70,8 @@ class Args:
     gradient_steps: int = 1  # gradient steps per round
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # environment steps between copies of Q to the target network
+    target_network_frequency: int = 500  # environment steps between updates of the target network
+    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
@@ -298,6 +299,18 @@ def dqn_loss(agent, target, batch, args):
     return q_losses(q, targets, args.clip_error).mean(), q.detach().mean()
 
 
+@torch.no_grad()
+def polyak(target, source, tau):
+    """Polyak averaging: move all weights of the target network towards those of the source.
+
+    target <- tau source + (1 - tau) target   (arXiv 1509.02971, algorithm 1)
+    """
+    for target_weights, weights in zip(target.parameters(), source.parameters()):
+        target_weights.lerp_(weights, tau)
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+        target_buffer.copy_(buffer)
+
+
 # ------------------------------------------------------------------------------------------ training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
@@ -348,7 +361,7 @@ def train(args):
                 agent.eval()
                 scheduler.step()
             if step % args.target_network_frequency == 0:
-                target.load_state_dict(agent.state_dict())
+                polyak(target, agent, args.tau)
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))  # for the plot
 
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
@@ -634,11 +647,17 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        return ReplayBuffer(args.buffer_size, obs_space, action_space, agent.device)
-    except MemoryError as error:
-        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
 # ===== run: the same in every script ==============================================================

@@ -21,9 +21,9 @@ paper, each agent has its own Q^i of its own reward. MATD3 is MADDPG plus TD3's 
 on mu'(o') smooths Q', the lower value of two critics counts, and actors are updated less often than
 critics. Discrete actions are drawn by Gumbel-softmax.
 
-    python maddpg_matd3.py                                                      # MATD3: three agents spread out
-    python maddpg_matd3.py --target-noise 0 --no-twin-q --policy-frequency 1    # the same with MADDPG
-    python maddpg_matd3.py --evaluate runs/DIR --render                         # watch the trained agents
+    python maddpg_matd3.py                                 # three agents spread over three landmarks
+    python maddpg_matd3.py --env-id mpe2.simple_speaker_listener_v4 --algorithm maddpg
+    python maddpg_matd3.py --evaluate runs/DIR --render    # watch the trained agents
 
 Papers: MADDPG arXiv 1706.02275, MATD3 arXiv 1910.01465, TD3 arXiv 1802.09477, Gumbel-softmax arXiv
 1611.01144. The algorithm ends at "# ===== helpers".
@@ -65,9 +65,10 @@ class Args:
     """Every flag and its default. For some environments TUNED (below) overrides these."""
 
     # algorithm
-    target_noise: float = 0.2  # TD3's trick 1: deviation of the noise on continuous target actions; MADDPG: 0
-    twin_q: bool = True  # trick 2: two critics; the lower of their target values counts; MADDPG: one critic
-    policy_frequency: int = 2  # trick 3: critic updates per update of actors and targets; MADDPG: 1
+    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given
+    target_noise: float = 0.2  # deviation of the noise on continuous target actions; maddpg: 0
+    twin_q: bool = True  # two critics; the lower of their target values counts; maddpg: False
+    policy_frequency: int = 2  # critic updates per update of actors and targets; maddpg: 1
     noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
     state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward, critic for the team; FP: one per agent
     share_policy: bool = False  # agents share one actor (FP: one critic too, which knows them only by what they see)
@@ -496,6 +497,8 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+        target_buffer.copy_(buffer)
 
 
 @torch.no_grad()
@@ -629,6 +632,11 @@ write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
+# The three settings in which MATD3 and MADDPG differ. Those of --algorithm win over TUNED.
+ALGORITHMS = {
+    "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
+    "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
+}
 # Tuned settings per environment; flags win over them. docs/maddpg_matd3.md has their scores.
 PARTICLES = {"env_kwargs": '{"continuous_actions": true}', "num_envs": 8, "gamma": 0.95, "tau": 0.01}
 PARTICLES |= {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "anneal_lr": True, "train_frequency": 2}
@@ -638,7 +646,7 @@ TUNED = {
     "mpe2.simple_reference_v3": PARTICLES | {"share_policy": True, "n_step": 3, "exploration_noise": 0.3,
                                              "total_timesteps": 240_000},
 }  # fmt: skip
-tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
+tuned_settings = lambda args: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm]  # as the run section calls it
 
 
 def make_agents(args, envs):
@@ -671,6 +679,8 @@ def make_off_policy_buffer(args, agents):
     """An empty buffer, as the arguments say. UserError if it is too small, or if there is no memory."""
     if args.buffer_size // args.num_envs * args.num_envs < args.batch_size:
         raise UserError("buffer_size, divided among num_envs, must not be less than batch_size")
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     try:
         return OffPolicyBuffer(
             capacity=args.buffer_size,

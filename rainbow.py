@@ -951,13 +951,19 @@ def make_n_step_buffer(args, envs, agent):
         raise UserError("v_min must be less than v_max, and num_atoms at least 2")
     if args.buffer_size < max(args.batch_size, n_step * args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or n_step x num_envs")
-    alpha = args.alpha if args.prioritized else None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    settings = agent.device, args.num_envs, n_step, args.gamma, alpha
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        return NStepBuffer(args.buffer_size, obs_space, action_space, *settings)
-    except MemoryError as error:
-        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    alpha = args.alpha if args.prioritized else None
+    settings = args.num_envs, n_step, args.gamma, alpha
+    return NStepBuffer(args.buffer_size, space, envs.single_action_space, agent.device, *settings)
 
 
 # ===== run: the same in every script ==============================================================

@@ -52,6 +52,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -81,8 +82,9 @@ class Args:
     gradient_steps: int = 1  # critic updates per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    exploration_noise: float = 1.0  # scale of the noise in tanh(mean + sigma noise); 1: draws from pi itself
-    ou_theta: float = 1.0  # share of the noise lost per step; 0.15: lasting Ornstein-Uhlenbeck noise, 1.9 times as wide
+    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts over several steps
+    exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
+    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide by the running standard deviation of their discounted sum; at most ±10
@@ -262,14 +264,16 @@ def squashed_gaussian(mean, log_std, noise):
 
 # --------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
-    """This step's noise (N, D) for `explore`, made from the noise of the step before.
+    """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
         x <- (1 - theta) x + scale N(0, 1)   (arXiv 1509.02971, section 7, in steps of 1)
 
-    Here theta is ou_theta, and scale exploration_noise. With theta = 1 this is Gaussian noise. With
-    less, it is Ornstein-Uhlenbeck noise, which keeps its direction for about 1 / theta steps.
+    Here scale is exploration_noise. This Ornstein-Uhlenbeck (ou) noise x keeps its direction for
+    about 1 / theta steps. So the agent tries the same thing several times in a row.
     """
     draws = args.exploration_noise * rng.standard_normal(noise.shape)
+    if args.noise == "gaussian":
+        return draws
     noise = (1 - args.ou_theta) * noise + draws
     noise[reset_rows] = 0  # reset rows (see ReplayBuffer): the new episode's noise starts from 0
     return noise
@@ -395,6 +399,8 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+        target_buffer.copy_(buffer)
 
 
 # ------------------------------------------------------------------------------------------ training
@@ -522,13 +528,13 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment (HalfCheetah's are CleanRL's); flags win over them. docs/sac.md has the scores.
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
-# Lasting noise, about twice as wide as pi, tries whole landings and strides. With independent
+# Lasting noise (ou), about twice as wide as pi, tries whole landings and strides. With independent
 # draws from pi, a lander often learns to hover.
-WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "ou_theta": 0.15,
+WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
         "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
-    "MountainCarContinuous-v0": SMALL | {"ou_theta": 0.15, "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
+    "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
                                          "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
                                          "total_timesteps": 50_000},
     "LunarLanderContinuous-v3": WIDE | {"actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3,
@@ -796,11 +802,17 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
+    space = envs.single_observation_space
+    itemsize = 1 if space.dtype == np.uint8 else 4
+    num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
     try:
-        return ReplayBuffer(args.buffer_size, obs_space, action_space, agent.device)
-    except MemoryError as error:
-        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
+        np.empty(num_bytes, np.uint8)  # takes no memory yet; most systems refuse more than they have
+    except (MemoryError, ValueError) as error:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+        raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
+    return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
 
 
 # ===== run: the same in every script ==============================================================

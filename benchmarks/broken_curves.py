@@ -42,7 +42,7 @@ class Curve:
 CURVES = {
     "q-above-its-bound": Curve("dqn.py", ["q", "loss"], DQN, "td_targets: gamma * ~terminated -> ~terminated"),
     "flat-return-falling-loss": Curve(
-        "dqn.py", ["loss", "q"], DQN, "train: target.load_state_dict(agent.state_dict()) -> pass"
+        "dqn.py", ["loss", "q"], DQN, "polyak: target_weights.lerp_(weights, tau) -> target_weights.lerp(weights, tau)"
     ),
     "training-below-evaluation": Curve(
         "dqn.py",

@@ -50,7 +50,7 @@ def learn(envs, buffer, seed, clip_error):
             loss.backward()
             optimizer.step()
             total += q
-        target.load_state_dict(agent.state_dict())
+        dqn.polyak(target, agent, 1.0)
         means.append(round(float(total) / PERIOD, 3))
     return means
 

@@ -91,7 +91,7 @@ hunt(
         "epsilon, to fall from 1 to 0.1 over the first half: after a quarter, a half, and all": (epsilons, 0.05),
     },
     bugs={
-        "train: target.load_state_dict(agent.state_dict()) -> pass": "The loss goes down quickly "
+        "polyak: target_weights.lerp_(weights, tau) -> target_weights.lerp(weights, tau)": "The loss goes down quickly "
         "and stays there. q stays near one reward, however long the run, and the return rises a little and then no "
         "more.",
         "train: args.exploration_fraction * args.total_timesteps -> args.exploration_fraction": ""

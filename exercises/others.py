@@ -11,7 +11,7 @@ from processes import Threads
 PENDULUM = {"env_id": "Pendulum-v1", "total_timesteps": 12_000, "batch_size": 128, "hidden_sizes": (64, 64),
             "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3, "gamma": 0.98, "eval_every": 1_000,
             "stop_at_return": -250.0, "seed": 1}  # fmt: skip
-DDPG = {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
+DDPG = {"algorithm": "ddpg", "target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
 
 
 def network(*layers):

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from reference import ddpg_td3 as reference
 from run_folder import check_evaluation, check_refused, command, content, kill_and_resume
-from tools import BOX, ONE, Aim, Table, catches, close, flat, learn, new_agent, rehearse, row_of_one
+from tools import BOX, ONE, Aim, catches, close, flat, learn, new_agent, rehearse, row_of_one
 
 import ddpg_td3
 
@@ -41,19 +41,6 @@ def test_smoothing_and_clipped_double_q(script):
     values = torch.tensor([[2.0, 2.0, 7.0], [3.0, 3.0, 4.0]])
     close(script.critic_targets(rewards, values, torch.tensor([False, True, False]), 0.9), [2.8, 1, 2.6])
     close(script.critic_targets(rewards[:1], values[1:, :1], torch.tensor([False]), 0.9), [3.7])
-
-
-@catches(
-    "polyak, forgotten: target_weights.lerp_ -> target_weights.lerp",
-)
-def test_target_network_follows(script):
-    """0.1 * 2 + 0.9 * 1 = 1.1 in each layer, and with tau = 1 a copy."""
-    target, source = (torch.nn.Sequential(Table([x, 0.0]), Table([x, x])) for x in (1.0, 2.0))
-    script.polyak(target, source, 0.1)
-    close(torch.cat([target[0].q, target[1].q]), [[1.1, 0], [1.1, 1.1]])
-    close(torch.cat([source[0].q, source[1].q]), [[2, 0], [2, 2]])
-    script.polyak(target, source, 1.0)
-    close(target[1].q, source[1].q)
 
 
 @catches(
@@ -170,16 +157,14 @@ def test_num_updates(script):
 @catches(
     "next_noise, goes on in the next episode: noise[reset_rows] = 0 -> 0",
     "next_noise, theta and 1 - theta exchanged: (1 - args.ou_theta) * noise -> args.ou_theta * noise",
+    'next_noise, Gaussian noise lasts: if args.noise == "gaussian" -> if False',
 )
 def test_exploration_noise(script):
-    """x <- (1 - theta) x + sigma N: without sigma, 0.8 fades to 0.6 with theta = 0.25; a reset row makes it 0.
-
-    With theta = 1, the default, nothing lasts.
-    """
+    """x <- (1 - theta) x + sigma N: without sigma, 0.8 fades to 0.6 with theta = 0.25; a reset row makes it 0."""
     noise, reset_rows = np.full((3, 2), 0.8), np.array([False, True, False])
-    args, rng = script.Args(ou_theta=0.25, exploration_noise=0.0), np.random.default_rng(0)
+    args, rng = script.Args(noise="ou", ou_theta=0.25, exploration_noise=0.0), np.random.default_rng(0)
     close(script.next_noise(noise, reset_rows, args, rng), [[0.6, 0.6], [0, 0], [0.6, 0.6]])
-    args = script.Args(exploration_noise=0.0)
+    args = script.Args(noise="gaussian", ou_theta=0.25, exploration_noise=0.0)
     close(script.next_noise(noise, reset_rows, args, rng), np.zeros((3, 2)))
 
 
@@ -221,7 +206,7 @@ COMMON = {"num_envs": 2, "total_timesteps": 50, "learning_starts": 12, "batch_si
 COMMON |= {"actor_learning_rate": 0.02, "critic_learning_rate": 0.01, "hidden_sizes": (8,), "tau": 0.1, "seed": 4}
 COMMON |= {"exploration_noise": 0.8, "checkpoint_every": 20}
 TRAININGS = [
-    {"ou_theta": 0.15, "normalize_obs": True, "anneal_lr": True, "target_noise": 0.6, "gradient_steps": 2,
+    {"noise": "ou", "normalize_obs": True, "anneal_lr": True, "target_noise": 0.6, "gradient_steps": 2,
      "train_frequency": 3, "max_grad_norm": 0.05, "normalize_reward": True},
     {"twin_q": False, "target_noise": 0.0, "policy_frequency": 1, "hidden_sizes": ()},
     {"policy_frequency": 3, "learning_starts": 0, "train_frequency": 2, "num_envs": 3},
@@ -329,10 +314,7 @@ WORLD = {"hidden_sizes": (32, 32), "batch_size": 32, "learning_starts": 100, "bu
 WORLD |= {"tau": 0.02, "actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3, "exploration_noise": 0.3}
 
 
-DDPG = {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1}
-
-
-@pytest.mark.parametrize("algorithm", [{}, pytest.param(DDPG, marks=pytest.mark.slow)], ids=["td3", "ddpg"])
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("ddpg", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("end", "value"), [("t", 1.0), pytest.param("c", 2.0, marks=pytest.mark.slow)])
 def test_small_worlds_are_learnt(script, algorithm, end, value):
     """The right action is half of what is shown, and then Q = 1; cut off, the future counts: 1 / (1 - 0.5) = 2.
@@ -341,10 +323,10 @@ def test_small_worlds_are_learnt(script, algorithm, end, value):
     """
     until = {"eval_every": 100, "eval_episodes": 20, "total_timesteps": 1500}
     until |= {"stop_at_return": 0.98} if end == "t" else {}
-    run = rehearse(script, lambda: Aim(end), **WORLD | until | algorithm)
+    run = rehearse(script, lambda: Aim(end), **WORLD | until | script.ALGORITHMS[algorithm])
     assert run.evaluations["return_mean"][-1] >= 0.98 and (run.step < 1500) == (end == "t")
     close(run.agent.act(np.array([[-1.0], [1.0]])), [[-0.5], [0.5]], 0.2)
-    assert len(run.agent.critics) == (1 if algorithm else 2)
+    assert len(run.agent.critics) == (2 if algorithm == "td3" else 1)
     obs = torch.tensor([[1.0], [-1.0]])
     close(run.agent.critics[0](obs, run.agent.actor(obs)), [value] * 2, 0.4)
 
@@ -353,7 +335,7 @@ def test_small_worlds_are_learnt(script, algorithm, end, value):
 
 RUN = "--env-id Pendulum-v1 --num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 20 --buffer-size 60 "
 RUN += "--max-episode-steps 10 --total-timesteps 80 --checkpoint-every 25 --eval-every 50 --eval-episodes 2 "
-RUN += "--normalize-obs --normalize-reward --anneal-lr --ou-theta 0.15"
+RUN += "--normalize-obs --normalize-reward --anneal-lr --noise ou"
 
 
 @catches(
@@ -368,12 +350,30 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     assert "total_timesteps" in capsys.readouterr().err
 
 
+@catches(
+    "tuned_settings, what is tuned wins: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm] -> "
+    "ALGORITHMS[args.algorithm] | TUNED.get(args.env_id, {})",
+)
+def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
+    """TD3 is DDPG plus three settings, which can be mixed; TUNED may have a mixture of its own."""
+
+    def tuned(**given):
+        args = script.tuned(**given)
+        return args.target_noise, args.twin_q, args.policy_frequency
+
+    td3, ddpg = (0.2, True, 2), (0.0, False, 1)
+    lander = {"env_id": "LunarLanderContinuous-v3"}  # tuned: DDPG with noise on the target's actions
+    assert tuned() == tuned(algorithm="td3") == tuned(env_id="Acrobot-v1") == tuned(**lander, algorithm="td3") == td3
+    assert tuned(algorithm="ddpg") == tuned(algorithm="ddpg", env_id="Acrobot-v1") == ddpg
+    assert tuned(**lander) == (0.2, False, 1) and tuned(**lander, algorithm="ddpg") == ddpg
+    assert tuned(**lander, policy_frequency=3) == (0.2, False, 3)
+    assert tuned(algorithm="ddpg", twin_q=True) == (0.0, True, 1)
+    assert tuned(target_noise=0.0) == (0.0, True, 2)
+
+
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"env-id CartPole-v1": "Box actions of floats, bounded", "buffer-size 10": "batch_size"}
-    refused |= {
-        "buffer-size 1e14": "too large: Unable to allocate",
-        "wrappers gymnasium.wrappers.NormalizeReward": "--normalize-reward",
-    }
+    refused |= {"buffer-size 1e14": "GiB", "wrappers gymnasium.wrappers.NormalizeReward": "--normalize-reward"}
     refused = {f"--total-timesteps 1 --max-episode-steps 1 --{flags}": words for flags, words in refused.items()}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
     assert 2 * 96 * 96 * 3 * script.tuned(env_id="CarRacing-v3").buffer_size < 8e9  # it fits into 16 GiB

@@ -134,6 +134,19 @@ def test_schedule(script):
     close([script.linear_schedule(0.1, 0.01, 100, step) for step in (0, 50, 100, 500)], [0.1, 0.055, 0.01, 0.01])
 
 
+@catches(
+    "polyak, forgotten: target_weights.lerp_ -> target_weights.lerp",
+)
+def test_target_network_follows(script):
+    """0.1 * 2 + 0.9 * 1 = 1.1 in each layer, and with tau = 1 a copy."""
+    target, source = (torch.nn.Sequential(Table([x, 0.0]), Table([x, x])) for x in (1.0, 2.0))
+    script.polyak(target, source, 0.1)
+    close(torch.cat([target[0].q, target[1].q]), [[1.1, 0], [1.1, 1.1]])
+    close(torch.cat([source[0].q, source[1].q]), [[2, 0], [2, 2]])
+    script.polyak(target, source, 1.0)
+    close(target[1].q, source[1].q)
+
+
 def add(buffer, numbers, ends=None, reset_rows=None):
     """Store a step of N environments: obs, action and reward are the number, next_obs is the number + 0.5.
 
@@ -190,9 +203,8 @@ def when(script, plan, **given):
         done[step[0]] += letter
         return result
 
-    noted_loss = lambda *batch: noted("u", loss(*batch))
-    copied = mock.patch.object(script.QNetwork, "load_state_dict", lambda *_: noted("c"))
-    with mock.patch.object(script.Run, "count", counted), mock.patch.object(script, "dqn_loss", noted_loss), copied:
+    replaced = {"polyak": lambda *_: noted("c"), "dqn_loss": lambda *batch: noted("u", loss(*batch))}
+    with mock.patch.object(script.Run, "count", counted), mock.patch.multiple(script, **replaced):
         rehearse(script, lambda: Walk(plan), batch_size=2, **given)
     return done
 
@@ -324,7 +336,7 @@ COMMON |= {"exploration_fraction": 0.5, "start_e": 0.9, "end_e": 0.1, "gradient_
 TRAININGS = [
     {},
     {"double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
-    {"normalize_obs": True, "gradient_steps": 1, "learning_starts": 0, "start_e": 0.0, "end_e": 0.0},
+    {"normalize_obs": True, "tau": 0.3, "gradient_steps": 1, "learning_starts": 0, "start_e": 0.0, "end_e": 0.0},
     {
         "clip_reward": True,
         "clip_error": True,
@@ -352,8 +364,9 @@ def slow_training(number):
     "train, truncation terminates: next_obs, terminated, reset_rows -> next_obs, terminated | truncated, reset_rows",
     "train, obs and next_obs exchanged: buffer.add(obs, -> buffer.add(next_obs,",
     "train, one copy early: if step % args.target -> if (step + 1) % args.target",
-    "train, nothing is copied: target.load_state_dict(agent.state_dict()) -> pass",
-    "train, bound of another gamma: buffer.rewards.max(), args.gamma -> buffer.rewards.max(), 0.5",
+    "train, nothing is copied: polyak(target, agent, -> polyak(agent, target,",
+    "train, bound of another gamma: buffer.rewards.max(), args.gamma -> buffer.rewards.max(), args.tau",
+    "train, tau forgotten: polyak(target, agent, args.tau) -> polyak(target, agent, 1.0)",
     "train, starts early: step >= learning_starts -> step >= args.batch_size",
     "train, rewards not clipped: if args.clip_reward -> if False",
     "train, reported returns clipped: run.count(next_obs, rewards, -> run.count(next_obs, np.sign(rewards),",
@@ -433,6 +446,16 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
         "--env-id Pendulum-v1": "are for ppo.py",
         "--buffer-size 10": "batch_size",
         "--target-network-frequency 0": "target_network_frequency must be at least 1",
-        "--buffer-size 1e14": "too large: Unable to allocate",
+        "--buffer-size 1e14": "GiB: choose",
     }
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
+
+
+@catches("make_replay_buffer, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
+def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys):
+    """The first update comes once both learning_starts and a batch are there."""
+    monkeypatch.chdir(tmp_path)
+    for number, (starts, batch, said) in enumerate([(30, 8, True), (8, 30, True), (8, 8, False)]):
+        flags = f"--learning-starts {starts} --batch-size {batch} --total-timesteps 30 --eval-episodes 1"
+        assert command(script, f"{flags} --num-envs 1 --no-progress --run-dir run{number}") == 0
+        assert ("nothing will be learnt" in capsys.readouterr().out) == said

@@ -436,7 +436,7 @@ BAD = [
     (check, ["hunt-dqn", "--hint"], "is in the second line of its copy"),
     (release, ["gae", "--out", "full"], "full holds something already"),
     (release, ["gae", "hunt-ppo"], "gae and hunt-ppo are all about ppo.py"),
-    (release, ["hunt-dqn", "td3-target"], "ddpg_td3.py holds the solution of hunt-dqn, ReplayBuffer.add"),
+    (release, ["hunt-dqn", "td3-target"], "ddpg_td3.py holds the solution of hunt-dqn, polyak"),
 ]
 
 

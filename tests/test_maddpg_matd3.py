@@ -1,7 +1,7 @@
 """What maddpg_matd3.py does, from numbers worked out by hand, a lesson to be read beside it, to whole runs.
 
 Each test must also fail for each of the mistakes that stand above it in `catches`. What it shares with other scripts is
-tested there: TeamEnv in test_mappo.py, targets, num_updates and polyak in test_ddpg_td3.py.
+tested there: TeamEnv in test_mappo.py, targets and num_updates in test_ddpg_td3.py, polyak in test_dqn.py.
 """
 
 from functools import cache
@@ -370,7 +370,7 @@ class Chance(ParallelEnv):
 
 COMMON = {"num_envs": 2, "hidden_sizes": (8, 6), "batch_size": 6, "learning_starts": 20, "buffer_size": 25, "tau": 0.1}
 COMMON |= {"actor_learning_rate": 1e-2, "critic_learning_rate": 2e-2, "gamma": 0.9, "total_timesteps": 50, "seed": 3}
-MADDPG = {"twin_q": False, "policy_frequency": 1, "target_noise": 0.0}
+MADDPG = {"algorithm": "maddpg", "twin_q": False, "policy_frequency": 1, "target_noise": 0.0}
 MANY = {"share_policy": True, "anneal_lr": True, "max_grad_norm": 0.01}
 SHARED = {"state_type": "FP", "share_policy": True, "output_penalty": 1.0, "gradient_steps": 3}
 TRAININGS = [  # what Chance is given; settings; how many actors and critics there are
@@ -532,6 +532,17 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     kill_and_resume(script, RUN, 50, monkeypatch, tmp_path)
     assert command(script, "--evaluate run --eval-episodes 2") == 0
     assert "best weights: -" in capsys.readouterr().out
+
+
+@catches(
+    "tuned_settings, forgotten: | ALGORITHMS[args.algorithm] -> ",
+)
+def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
+    """MATD3 is MADDPG plus three settings, which can be mixed."""
+    three = lambda args: (args.target_noise, args.twin_q, args.policy_frequency)
+    assert three(script.tuned()) == (0.2, True, 2) and script.tuned("--algorithm", "maddpg").tau == 0.01
+    assert three(script.tuned("--algorithm", "maddpg")) == (0.0, False, 1)
+    assert three(script.tuned("--algorithm", "maddpg", "--twin-q")) == (0.0, True, 1)
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):

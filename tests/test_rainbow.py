@@ -545,5 +545,5 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = "--env-id Pendulum-v1, --buffer-size 10, --v-min 60, --num-atoms 1, --n-step 0, --buffer-size 1e14"
-    words = "are for ppo.py, batch_size, v_max, num_atoms, n_step, too large: Unable to allocate"
+    words = "are for ppo.py, batch_size, v_max, num_atoms, n_step, GiB: choose"
     check_refused(script, dict(zip(refused.split(", "), words.split(", "))), tmp_path, monkeypatch, capsys)

@@ -37,7 +37,8 @@ def play_slowly(args, act, update):
             reset, ended, noise, totals, G = [False] * N, [False] * N, np.zeros((N, 2)), [0] * N, [0] * N
         drawn = args.exploration_noise * rng.standard_normal((N, 2))
         for n in range(N):
-            noise[n] = 0 if reset[n] else drawn[n] + (1 - args.ou_theta) * noise[n]
+            left = 0.85 * noise[n] if args.noise == "ou" else 0
+            noise[n] = 0 if reset[n] else drawn[n] + left
         actions = act(observed(obs), noise)
         if step < args.learning_starts:
             actions = rng.uniform(-1, 1, (N, 2))

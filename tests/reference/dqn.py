@@ -79,7 +79,7 @@ def train(args, world):
                 optimizer.param_groups[0]["lr"] = args.learning_rate * left
             if at % args.target_network_frequency == 0:
                 for p, q in zip(target.parameters(), agent.parameters()):
-                    p.data = q.data.clone()
+                    p.data = args.tau * q.data + (1 - args.tau) * p.data
                 highest = max(0, *[reward for _, _, reward, _, _ in memory[-args.buffer_size :]])
                 metrics["q_bound"].append(highest / (1 - args.gamma))
         metrics["learning_rate"].append(optimizer.param_groups[0]["lr"])
