@@ -24,9 +24,8 @@ target networks are updated less often than the critics.
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
 Papers: DDPG arXiv 1509.02971 (here with the TD3 authors' settings), TD3 arXiv 1802.09477.
-The algorithm ends at "# ===== helpers"; below it are settings (ALGORITHMS, TUNED), environments and the
-run folder. In shapes, B is the number of rows in a batch, D of action dimensions, N of environments
-and K of critics.
+The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
+dimensions, N of environments and K of critics.
 """
 
 import ast
@@ -62,8 +61,8 @@ class Args:
     """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
 
     # algorithm
-    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: TUNED's choice, else td3
-    target_noise: float = 0.2  # trick 1: standard deviation of the noise on mu'(s'); DDPG: 0, or TUNED's
+    algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: as TUNED says, else TD3
+    target_noise: float = 0.2  # trick 1: standard deviation of the noise on mu'(s'); DDPG: 0
     twin_q: bool = True  # trick 2: the target y uses the lower value of two critics; DDPG: one critic
     policy_frequency: int = 2  # trick 3: critic updates per update of mu, mu' and Q'; DDPG: 1
     noise_clip: float = 0.5  # trick 1: the noise is clipped to ± this; 1 is half an action's range
@@ -261,9 +260,8 @@ class ReplayBuffer:
         s1     a1       r1      s2, the final one      yes         no
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
-    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
+    So each stored next_obs truly follows its obs. Targets bootstrap from next_obs unless the transition
+    terminated, so no column says what was truncated. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -313,10 +311,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name]
 
 
 # -------------------------------------------------------------------------------- targets and losses
@@ -413,13 +411,11 @@ def update_actor(agent, optimizer, batch, args):
 
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    check_algorithm(args)  # --algorithm has set three flags already: see ALGORITHMS
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agent = make_agent(args, envs).train()
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
-    warn_of_short_run(args)
     run = Run(args, envs)
     # fused: all weights in one call, faster
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
@@ -462,8 +458,7 @@ def train(args):
                 polyak(agent.target_actor, agent.actor, args.tau)
                 polyak(agent.target_critics, agent.critics, args.tau)
 
-        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             noise = np.zeros(noise.shape)
             discounted = np.zeros(args.num_envs)
@@ -486,53 +481,30 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
-# TD3 and DDPG differ in three settings. Each is a flag as well, so they can be mixed.
+# The three settings in which TD3 and DDPG differ. Those of --algorithm win over TUNED.
 ALGORITHMS = {
+    None: {},
     "td3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "ddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
 # Tuned settings per environment; flags win over them. docs/ddpg_td3.md has the scores.
-SMALL = {"algorithm": "td3", "hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
+SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.75, "learning_starts": 300,
                                          "anneal_lr": True, "total_timesteps": 45_000},
     # DDPG with trick 1. With trick 2, landing looks bad for too long, and the agent hovers.
-    "LunarLanderContinuous-v3": SMALL | {"algorithm": "ddpg", "target_noise": 0.2, "hidden_sizes": (128, 128),
+    "LunarLanderContinuous-v3": SMALL | {"twin_q": False, "policy_frequency": 1, "hidden_sizes": (128, 128),
                                          "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "batch_size": 128,
                                          "noise": "ou", "exploration_noise": 0.3, "learning_starts": 10_000,
                                          "anneal_lr": True, "total_timesteps": 300_000, "eval_every": 5_000,
                                          "eval_episodes": 50, "stop_at_return": 225.0},
     # CleanRL's settings
-    "HalfCheetah-v5": {"algorithm": "td3", "learning_starts": 25_000, "total_timesteps": 1_000_000},
+    "HalfCheetah-v5": {"learning_starts": 25_000},
     # not tuned: 100,000 pairs of images take 5.2 GiB
-    "CarRacing-v3": {"algorithm": "td3", "buffer_size": 100_000},
+    "CarRacing-v3": {"buffer_size": 100_000},
 }  # fmt: skip
-
-
-def algorithm_settings(args):
-    """Settings from TUNED and ALGORITHMS. TUNED wins, unless --algorithm names another one."""
-    settings = {"algorithm": "td3"} | TUNED.get(args.env_id, {})
-    if args.algorithm in (None, settings["algorithm"]):
-        return ALGORITHMS[settings["algorithm"]] | settings
-    return settings | {"algorithm": args.algorithm} | ALGORITHMS[args.algorithm]
-
-
-tuned_settings = algorithm_settings  # as the run section calls it
-
-
-def check_algorithm(args):
-    """UserError if the settings are another algorithm's than args.algorithm.
-
-    So with Args(algorithm=…) alone, or the --config of a run of the other algorithm.
-    """
-    for name, settings in ALGORITHMS.items():
-        given = {key: getattr(args, key) for key in settings}
-        if args.algorithm not in (None, name) and given != ALGORITHMS[args.algorithm]:
-            if given == settings or args.config and read_config(args.config, args).algorithm == name:
-                wanted = " ".join(f"{key}={value}" for key, value in ALGORITHMS[args.algorithm].items())
-                message = f"algorithm is {args.algorithm}, but the settings are those of {name}"
-                raise UserError(f"{message}: give {wanted}, or algorithm={name}")
+tuned_settings = lambda args: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm]  # as the run section calls it
 
 
 def layer(module, gain=2**0.5):
@@ -780,6 +752,8 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
@@ -789,12 +763,6 @@ def make_replay_buffer(args, envs, agent):
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
     return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
-
-
-def warn_of_short_run(args):
-    """Say so if nothing will be learnt."""
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

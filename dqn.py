@@ -22,8 +22,7 @@ diverge.
     python dqn.py --evaluate runs/DIR --render               # watch the trained agent
 
 Papers: DQN arXiv 1312.5602 and Mnih et al. 2015 (doi 10.1038/nature14236), double DQN arXiv
-1509.06461. The algorithm ends at "# ===== helpers". Below are tuned settings, the CNN, the
-normalisation of observations, environments, run folder and curve.
+1509.06461. The algorithm ends at "# ===== helpers".
 """
 
 import ast
@@ -156,10 +155,8 @@ class QNetwork(nn.Module):
     def epsilon_greedy(self, obs, epsilon, rng):
         """The greedy actions (B,); with probability epsilon, each is drawn uniformly."""
         at_random = rng.random(len(obs)) < epsilon
-        actions = rng.integers(self.num_actions, size=len(obs))
-        if not at_random.all():
-            actions[~at_random] = self.greedy(obs[~at_random])
-        return actions
+        any_actions = rng.integers(self.num_actions, size=len(obs))
+        return np.where(at_random, any_actions, self.greedy(obs))
 
     def act(self, obs):
         """The greedy actions for observations (B, …), as the environment takes them."""
@@ -187,9 +184,8 @@ class ReplayBuffer:
         s1     a1       r1      s2, the final one      yes         no
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
-    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
+    So each stored next_obs truly follows its obs. Targets bootstrap from next_obs unless the transition
+    terminated, so no column says what was truncated. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -239,10 +235,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name]
 
 
 # ---------------------------------------------------------------------------------- targets and loss
@@ -321,7 +317,6 @@ def train(args):
     target = copy.deepcopy(agent)  # Q'
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_replay_buffer(args, envs, agent)
-    warn_of_short_run(args)
     set_threads(agent.image)
     run = Run(args, envs)
     # eps: small steps where gradients are tiny; fused: faster
@@ -641,6 +636,8 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
@@ -650,12 +647,6 @@ def make_replay_buffer(args, envs, agent):
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
     return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
-
-
-def warn_of_short_run(args):
-    """Say so if nothing will be learnt."""
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

@@ -26,8 +26,7 @@ critics. Discrete actions are drawn by Gumbel-softmax.
     python maddpg_matd3.py --evaluate runs/DIR --render    # watch the trained agents
 
 Papers: MADDPG arXiv 1706.02275, MATD3 arXiv 1910.01465, TD3 arXiv 1802.09477, Gumbel-softmax arXiv
-1611.01144. The algorithm ends at "# ===== helpers"; the code below it makes environments, keeps the run
-folder and draws the curve.
+1611.01144. The algorithm ends at "# ===== helpers".
 """
 
 import ast
@@ -87,8 +86,7 @@ class Args:
     exploration_noise: float = 0.1  # deviation of the noise on continuous actions (1: half their range)
     output_penalty: float = 1e-3  # weight of the mean square of tanh's or softmax's inputs
     gumbel_temperature: float = 1.0  # of the softmax that gradients of discrete actions flow through
-    hidden_sizes: tuple[int, ...] = (64, 64)  # of each actor's hidden layers
-    critic_hidden_sizes: tuple[int, ...] = ()  # of each critic's; none: as the actors'
+    hidden_sizes: tuple[int, ...] = (64, 64)  # of each network's hidden layers
     max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
     checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
     # run
@@ -180,8 +178,7 @@ class Agents(nn.Module):
         inputs = state.stop - state.start + sum(self.action_sizes)
         if args.state_type == "FP":  # an agent's critic sees the agent's observation as well
             inputs += max(self.obs_sizes)
-        sizes = args.critic_hidden_sizes or args.hidden_sizes
-        return nn.ModuleList(uniform_mlp(inputs, sizes, 1) for _ in range(count))
+        return nn.ModuleList(uniform_mlp(inputs, args.hidden_sizes, 1) for _ in range(count))
 
     def critic_inputs(self, rows):
         """What critics see besides actions: the state (B, S) of rows (B, …).
@@ -285,8 +282,6 @@ class Agents(nn.Module):
                 scale, bias = scale_and_bias(space)
                 action = (scale * action + bias).reshape(-1, *space.shape)
                 action = np.clip(action, space.low, space.high)
-                if np.issubdtype(space.dtype, np.integer):
-                    action = np.rint(action)
             taken.append(action.astype(space.dtype))
         return tuple(taken)
 
@@ -514,10 +509,8 @@ def matd3_targets(agents, batch, args, rng):
         noise = args.target_noise * agents.normal(joint.shape, rng)
         joint = smoothed(joint, noise, args.noise_clip)
     # TD3, trick 2: clipped double Q. critic_targets takes the lower value of two twins (MADDPG: one).
-    next_values = []
-    for twin in agents.target_critics:
-        next_values.append(agents.values(twin, batch.next_rows, joint))
-    return critic_targets(batch.rewards, torch.stack(next_values), batch.terminated, batch.gammas)
+    next_values = torch.stack([agents.values(twin, batch.next_rows, joint) for twin in agents.target_critics])
+    return critic_targets(batch.rewards, next_values, batch.terminated, batch.gammas)
 
 
 def critics_loss(agents, batch, targets):
@@ -571,7 +564,6 @@ def gradient_step(loss, networks, optimizer, args):
 
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
-    check_algorithm(args)  # `tuned` has set the three flags of --algorithm: see ALGORITHMS
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played
     agents = make_agent(args, envs)
     set_threads(image=False)
@@ -620,9 +612,7 @@ def train(args):
                 polyak(agents.target_critics, agents.critics, args.tau)
             agents.eval()
 
-        # True after a checkpoint. It cannot hold environments, so training makes new ones, as a
-        # resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, rows, reset_rows, rng = run.new_envs()
             buffer.cut()
     return run.finish()
@@ -641,7 +631,7 @@ write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
-# The three flags in which MATD3 differs from MADDPG. Each of them can also be given by itself.
+# The three settings in which MATD3 and MADDPG differ. Those of --algorithm win over TUNED.
 ALGORITHMS = {
     "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
@@ -655,28 +645,7 @@ TUNED = {
     "mpe2.simple_reference_v3": PARTICLES | {"share_policy": True, "n_step": 3, "exploration_noise": 0.3,
                                              "total_timesteps": 240_000},
 }  # fmt: skip
-
-
-def matd3_settings(args):
-    """The settings of ALGORITHMS for args.algorithm, and those of TUNED for args.env_id."""
-    return ALGORITHMS.get(args.algorithm, {}) | TUNED.get(args.env_id, {})
-
-
-tuned_settings = matd3_settings  # as the run section calls it
-
-
-def check_algorithm(args):
-    """UserError if the settings are another algorithm's than args.algorithm.
-
-    So with Args(algorithm=…) alone, or the --config of a run of the other algorithm.
-    """
-    for name, settings in ALGORITHMS.items():
-        given = {key: getattr(args, key) for key in settings}
-        if args.algorithm not in (None, name) and given != ALGORITHMS[args.algorithm]:
-            if given == settings or args.config and read_config(args.config, args).algorithm == name:
-                wanted = " ".join(f"{key}={value}" for key, value in ALGORITHMS[args.algorithm].items())
-                message = f"algorithm is {args.algorithm}, but the settings are those of {name}"
-                raise UserError(f"{message}: give {wanted}, or algorithm={name}")
+tuned_settings = lambda args: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm]  # as the run section calls it
 
 
 def make_agents(args, envs):
@@ -686,7 +655,7 @@ def make_agents(args, envs):
     all_discrete = all(isinstance(space, spaces.Discrete) for space in action_spaces)
     if not all_discrete and not all(is_bounded_box(space) for space in action_spaces):
         found = ", ".join(map(str, action_spaces))
-        needed = "all actions must be Discrete, or bounded Boxes"
+        needed = "all actions must be Discrete, or bounded Boxes of floats"
         raise UserError(f"{args.env_id}: {needed}, not {found}: use mappo.py")
     sizes = {part.stop - part.start for part in layout.observations}
     alike = len(sizes) == 1 and all(space == action_spaces[0] for space in action_spaces)
@@ -700,8 +669,9 @@ make_agent = make_agents  # as the run section calls it
 
 
 def is_bounded_box(space):
-    """Whether it is a Box with bounds; float32's largest number, 3e38, means "none" as well."""
-    return isinstance(space, spaces.Box) and np.all(np.abs([space.low, space.high], dtype=float) < 1e30)
+    """Whether it is a Box of floats with bounds; float32's largest number, 3e38, means "none" as well."""
+    is_float = isinstance(space, spaces.Box) and space.dtype.kind == "f"
+    return is_float and np.abs([space.low, space.high]).max() < 1e30
 
 
 def make_off_policy_buffer(args, agents):
@@ -721,8 +691,8 @@ def make_off_policy_buffer(args, agents):
             n_step=args.n_step,
             gamma=args.gamma,
         )
-    except (MemoryError, ValueError) as error:
-        raise UserError(f"buffer_size = {args.buffer_size} is too large: {error}") from error
+    except MemoryError as error:
+        raise UserError(f"buffer_size {args.buffer_size:,} is too large: {error}") from error
 
 
 def scale_and_bias(box):

@@ -32,8 +32,7 @@ this probability between the two atoms around y; w is the importance weight of p
     python rainbow.py --no-noisy --no-distributional           # any combination
     python rainbow.py --env-id LunarLander-v3 --capture-video  # a lander, filmed while it learns
 
-Papers: Rainbow arXiv 1710.02298, and those above. The algorithm ends at "# ===== helpers". Below are
-tuned settings, the CNN, the normalisation of observations, environments, run folder and curve.
+Papers: Rainbow arXiv 1710.02298, and those above. The algorithm ends at "# ===== helpers".
 """
 
 import ast
@@ -93,7 +92,7 @@ class Args:
     gradient_steps: int = 1  # gradient steps per round
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # environment steps between updates of the target network
+    target_network_frequency: int = 500  # environment steps between copies of Q to the target network
     start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
@@ -172,20 +171,17 @@ class NoisyLinear(nn.Linear):
         return nn.functional.linear(x, weight, bias)
 
 
-def hidden_layers(inputs, sizes, linear):
-    """A list: for each size a layer made by `linear`, nn.Linear or NoisyLinear, and a ReLU."""
+def hidden_layers(sizes, linear):
+    """Layers from sizes[0] inputs to sizes[-1] outputs, made by nn.Linear or NoisyLinear, each with a ReLU."""
     layers = []
-    for size in sizes:
-        layers += [layer(linear(inputs, size)), nn.ReLU()]
-        inputs = size
-    return layers
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [layer(linear(inputs, outputs)), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
-def stream(inputs, hidden_sizes, outputs, linear):
-    """A network of hidden layers and an output layer, all made by `linear`."""
-    layers = hidden_layers(inputs, hidden_sizes, linear)
-    last_size = hidden_sizes[-1] if hidden_sizes else inputs
-    return nn.Sequential(*layers, layer(linear(last_size, outputs), gain=1.0))
+def stream(sizes, outputs, linear):
+    """Hidden layers and an output layer, all made by `linear`."""
+    return nn.Sequential(*hidden_layers(sizes, linear), layer(linear(sizes[-1], outputs), gain=1.0))
 
 
 def dueling_values(value, advantages):
@@ -222,18 +218,14 @@ class RainbowNetwork(nn.Module):
         self.image = is_image(observation_space)
         if self.image:
             self.body = Convolutions(observation_space.shape)
-            num_features = self.body.outputs
-            stream_sizes = (512,)
+            sizes = self.body.outputs, 512
         else:
-            body_sizes = args.hidden_sizes[:-1]
-            self.body = nn.Sequential(*hidden_layers(inputs, body_sizes, nn.Linear))
-            num_features = body_sizes[-1] if body_sizes else inputs
-            stream_sizes = args.hidden_sizes[-1:]
+            body_sizes = inputs, *args.hidden_sizes[:-1]
+            self.body = hidden_layers(body_sizes, nn.Linear)
+            sizes = body_sizes[-1], *args.hidden_sizes[-1:]
         # Without --dueling, `advantage` computes Q, or the logits, alone.
-        self.advantage = stream(num_features, stream_sizes, self.num_actions * self.num_atoms, linear)
-        self.value = None
-        if args.dueling:
-            self.value = stream(num_features, stream_sizes, self.num_atoms, linear)
+        self.advantage = stream(sizes, self.num_actions * self.num_atoms, linear)
+        self.value = stream(sizes, self.num_atoms, linear) if args.dueling else None
         support = torch.linspace(args.v_min, args.v_max, self.num_atoms)  # the atoms z
         self.register_buffer("support", support, persistent=False)
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
@@ -325,15 +317,7 @@ class NStepBuffer:
     """
 
     def __init__(
-        self,
-        capacity,
-        observation_space,
-        action_space,
-        device="cpu",
-        num_envs=1,
-        n_step=1,
-        gamma=0.99,
-        alpha=None,
+        self, capacity, observation_space, action_space, device="cpu", num_envs=1, n_step=1, gamma=0.99, alpha=None
     ):
         shape = observation_space.shape
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
@@ -420,10 +404,10 @@ class NStepBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in NStepTransitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name]
         if self.tree is not None:
             self.tree.load_state_dict(state["tree"])
 
@@ -496,13 +480,13 @@ class SumTree:
         return nodes - self.leaves, (weights / weights.max()).astype(np.float32)
 
     def state_dict(self):
-        """The priorities, for a checkpoint."""
-        return {"priorities": torch.from_numpy(self.nodes[self.leaves :]), "highest": self.highest}
+        """The priorities and their sums, for a checkpoint."""
+        return {"nodes": torch.from_numpy(self.nodes), "highest": self.highest}
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.write(np.arange(self.leaves), np.asarray(state["priorities"]))
-        self.highest = float(state["highest"])
+        self.nodes[:] = state["nodes"]
+        self.highest = state["highest"]
 
 
 # -------------------------------------------------------------------------------- targets and losses
@@ -611,7 +595,6 @@ def train(args):
     target = copy.deepcopy(agent)
     target.obs_stats = agent.obs_stats  # not a copy: both normalise alike
     buffer = make_n_step_buffer(args, envs, agent)
-    warn_of_short_run(args)
     set_threads(agent.image)
     run = Run(args, envs)
     # fused: all weights in one call, faster
@@ -665,7 +648,7 @@ def train(args):
                 target.load_state_dict(agent.state_dict())
                 run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))  # for the plot
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
-        if run.write_what_is_due():  # True after a checkpoint: new episodes and rng, as in a resumed run
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.begin_episodes()
     return run.finish()
@@ -703,13 +686,12 @@ TUNED = {
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 300_000, "eval_every": 10_000,
                        "stop_at_return": 240},
     "Acrobot-v1": {"num_envs": 8, "train_frequency": 2, "target_network_frequency": 250, "learning_starts": 200,
-                   "hidden_sizes": (128, 128), "normalize_obs": True, "v_min": -100.0, "v_max": 0.0,
+                   "hidden_sizes": (128, 128), "normalize_obs": True, "v_max": 0.0,
                    "total_timesteps": 60_000},
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
-                       "target_network_frequency": 600, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
-                       "total_timesteps": 150_000},
+                       "target_network_frequency": 600, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
     # the paper's settings, but 8 environments, a smaller buffer and fewer steps; not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
@@ -958,6 +940,8 @@ def make_n_step_buffer(args, envs, agent):
         raise UserError("v_min must be less than v_max, and num_atoms at least 2")
     if args.buffer_size < max(args.batch_size, n_step * args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or n_step x num_envs")
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
@@ -969,12 +953,6 @@ def make_n_step_buffer(args, envs, agent):
     alpha = args.alpha if args.prioritized else None
     settings = args.num_envs, n_step, args.gamma, alpha
     return NStepBuffer(args.buffer_size, space, envs.single_action_space, agent.device, *settings)
-
-
-def warn_of_short_run(args):
-    """Say so if nothing will be learnt."""
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

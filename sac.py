@@ -29,9 +29,8 @@ target.
     python sac.py --evaluate runs/DIR --render  # watch the trained agent
 
 Papers: SAC arXiv 1801.01290; without a network for V and with a learnt alpha, as here: arXiv
-1812.05905. The algorithm ends at "# ===== helpers"; below it are settings, environments and the run
-folder. In shapes, B is the number of rows in a batch, D of action dimensions, N of environments and K
-of critics.
+1812.05905. The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D
+of action dimensions, N of environments and K of critics.
 """
 
 import ast
@@ -294,9 +293,8 @@ class ReplayBuffer:
         s1     a1       r1      s2, the final one      yes         no
         s2     ignored  0       s0, the next episode   no          yes: not stored
 
-    So each stored next_obs truly follows its obs. The target of a terminated transition is its
-    reward alone. All other targets bootstrap, those of truncated transitions too: they add a value of
-    next_obs. So the buffer needs no truncated column. uint8 observations stay uint8.
+    So each stored next_obs truly follows its obs. Targets bootstrap from next_obs unless the transition
+    terminated, so no column says what was truncated. uint8 observations stay uint8.
     """
 
     def __init__(self, capacity, observation_space, action_space, device="cpu"):
@@ -346,10 +344,10 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         """Copy what state_dict returned."""
-        self.size = int(state["size"])
-        self.position = int(state["position"])
+        self.size = state["size"]
+        self.position = state["position"]
         for name in Transitions._fields:
-            getattr(self, name)[: self.size] = np.asarray(state[name])
+            getattr(self, name)[: self.size] = state[name]
 
 
 # -------------------------------------------------------------------------------- targets and losses
@@ -460,7 +458,6 @@ def train(args):
     agent.actor.eval()  # it also plays, without dropout; the other networks serve only losses
     set_threads(agent.image)
     buffer = make_replay_buffer(args, envs, agent)
-    warn_of_short_run(args)
     run = Run(args, envs)
     # fused: all weights in one call, faster
     actor_optimizer = torch.optim.Adam(agent.actor.parameters(), args.actor_learning_rate, fused=True)
@@ -504,8 +501,7 @@ def train(args):
                     run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()
 
-        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             noise = np.zeros(noise.shape)
             discounted = np.zeros(args.num_envs)
@@ -533,7 +529,7 @@ SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning
 # Lasting noise (ou), about twice as wide as pi, tries whole landings and strides. With independent
 # draws from pi, a lander often learns to hover.
 WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
-        "exploration_noise": 1.0, "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
+        "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
@@ -543,7 +539,7 @@ TUNED = {
                                         "total_timesteps": 150_000},
     "BipedalWalker-v3": WIDE | {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4,
                                 "total_timesteps": 300_000},
-    "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000, "total_timesteps": 1_000_000},
+    "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000},
     # not tuned: 100,000 pairs of images take 5.2 GiB
     "CarRacing-v3": {"buffer_size": 100_000},
 }  # fmt: skip
@@ -795,6 +791,8 @@ def make_replay_buffer(args, envs, agent):
     """The replay buffer that `args` ask for. UserError if it is too small, or too large for memory."""
     if args.buffer_size < max(args.batch_size, args.num_envs):
         raise UserError("buffer_size must not be less than batch_size or num_envs")
+    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
+        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
     space = envs.single_observation_space
     itemsize = 1 if space.dtype == np.uint8 else 4
     num_bytes = 2 * args.buffer_size * math.prod(space.shape) * itemsize  # obs and next_obs
@@ -804,12 +802,6 @@ def make_replay_buffer(args, envs, agent):
         size = f"{num_bytes / 2**30:,.1f} GiB"
         raise UserError(f"buffer_size {args.buffer_size:,} takes {size}: choose a smaller one") from error
     return ReplayBuffer(args.buffer_size, space, envs.single_action_space, agent.device)
-
-
-def warn_of_short_run(args):
-    """Say so if nothing will be learnt."""
-    if max(args.learning_starts, args.batch_size) >= args.total_timesteps:
-        print("learning_starts or batch_size is not below total_timesteps: nothing will be learnt")
 
 
 # ===== run: the same in every script ==============================================================

@@ -4,10 +4,7 @@ Each test must also fail for each of the mistakes that stand above it in `catche
 (the run section above all) and with dqn.py (the replay buffer) has its tests in the files of these.
 """
 
-import contextlib
-import json
 import math
-from dataclasses import asdict
 from functools import cache
 from unittest import mock
 
@@ -354,60 +351,32 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 
 @catches(
-    "algorithm_settings, a tuned mixture for the other as well: ALGORITHMS[args.algorithm] -> "
+    "tuned_settings, what is tuned wins: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm] -> "
     "ALGORITHMS[args.algorithm] | TUNED.get(args.env_id, {})",
-    'algorithm_settings, what is tuned never counts: ALGORITHMS[settings["algorithm"]] | settings -> '
-    'settings | ALGORITHMS[settings["algorithm"]]',
-    'algorithm_settings, the tuned algorithm never counts: {"algorithm": "td3"} | TUNED.get(args.env_id, {}) -> '
-    'TUNED.get(args.env_id, {}) | {"algorithm": "td3"}',
 )
 def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
     """TD3 is DDPG plus three settings, which can be mixed; TUNED may have a mixture of its own."""
 
     def tuned(**given):
         args = script.tuned(**given)
-        return args.algorithm, args.target_noise, args.twin_q, args.policy_frequency
+        return args.target_noise, args.twin_q, args.policy_frequency
 
-    td3, ddpg = ("td3", 0.2, True, 2), ("ddpg", 0.0, False, 1)
-    assert tuned() == tuned(algorithm="td3") == tuned(env_id="Acrobot-v1") == td3
-    assert tuned(algorithm="ddpg") == tuned(algorithm="ddpg", env_id="Acrobot-v1") == ddpg
+    td3, ddpg = (0.2, True, 2), (0.0, False, 1)
     lander = {"env_id": "LunarLanderContinuous-v3"}  # tuned: DDPG with noise on the target's actions
-    assert tuned(**lander) == tuned(**lander, algorithm="ddpg") == ("ddpg", 0.2, False, 1)
-    with mock.patch.dict(script.TUNED, {"Acrobot-v1": {"algorithm": "ddpg", "target_noise": 0.1}}):
-        assert tuned(env_id="Acrobot-v1") == ("ddpg", 0.1, False, 1)
-        assert tuned(env_id="Acrobot-v1", algorithm="td3") == td3
-    assert tuned(**lander, policy_frequency=3) == ("ddpg", 0.2, False, 3)
-    assert tuned(algorithm="ddpg", twin_q=True) == ("ddpg", 0.0, True, 1)
-    assert tuned(target_noise=0.0) == ("td3", 0.0, True, 2)
+    assert tuned() == tuned(algorithm="td3") == tuned(env_id="Acrobot-v1") == tuned(**lander, algorithm="td3") == td3
+    assert tuned(algorithm="ddpg") == tuned(algorithm="ddpg", env_id="Acrobot-v1") == ddpg
+    assert tuned(**lander) == (0.2, False, 1) and tuned(**lander, algorithm="ddpg") == ddpg
+    assert tuned(**lander, policy_frequency=3) == (0.2, False, 3)
+    assert tuned(algorithm="ddpg", twin_q=True) == (0.0, True, 1)
+    assert tuned(target_noise=0.0) == (0.0, True, 2)
 
 
-@catches(
-    "check_algorithm, never: given == settings -> False",
-    "train, not checked: check_algorithm(args) -> 0",
-)
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"env-id CartPole-v1": "Box actions of floats, bounded", "buffer-size 10": "batch_size"}
     refused |= {"buffer-size 1e14": "GiB", "wrappers gymnasium.wrappers.NormalizeReward": "--normalize-reward"}
-    refused |= {"algorithm ddpg --target-noise 0.2 --twin-q --policy-frequency 2": "give target_noise=0.0 twin_q=False"}
     refused = {f"--total-timesteps 1 --max-episode-steps 1 --{flags}": words for flags, words in refused.items()}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
     assert 2 * 96 * 96 * 3 * script.tuned(env_id="CarRacing-v3").buffer_size < 8e9  # it fits into 16 GiB
     images = mock.Mock(single_observation_space=spaces.Box(0, 255, (36, 36, 3), np.uint8), single_action_space=BOX)
     with pytest.raises(script.UserError, match="normalize_obs"):
         script.make_agent(script.Args(normalize_obs=True), images)
-    for args in (script.Args(), script.Args(algorithm="ddpg", twin_q=False), script.tuned(algorithm="ddpg")):
-        script.check_algorithm(args)
-
-
-@catches("check_algorithm, a mixture is not seen: or args.config and -> or False and")
-def test_config_of_the_other_algorithm(script, tmp_path):
-    """The run was DDPG with one of TD3's tricks: with --algorithm td3, its three settings must be given again."""
-    lander = asdict(script.tuned("LunarLanderContinuous-v3"))
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"script": "ddpg_td3", "args": lander}))
-    flags = f"--config {path} --algorithm td3".split()
-    with contextlib.suppress(script.UserError):
-        script.check_algorithm(script.tuned(*flags))
-        raise AssertionError("it was not refused")
-    script.check_algorithm(script.tuned(*flags[:2]))
-    script.check_algorithm(script.tuned(*flags, twin_q=True, policy_frequency=2))

@@ -451,7 +451,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
 
 
-@catches("warn_of_short_run, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
+@catches("make_replay_buffer, said too seldom: max(args.learning_starts, args.batch_size) -> args.learning_starts")
 def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys):
     """The first update comes once both learning_starts and a batch are there."""
     monkeypatch.chdir(tmp_path)

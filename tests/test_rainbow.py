@@ -310,7 +310,7 @@ def test_windows_equal_a_list(script, capacity, plans, n, steps, restarts):
     "NStepBuffer.__init__, pixels as floats: np.uint8 if -> np.float32 if",
     "Convolutions.forward, channels stay last: images.movedim(-1, -3) -> images.mT",
     "Convolutions.forward, pixels up to 255: images / 255 -> images * 1.0",
-    "RainbowNetwork.__init__, streams without a hidden layer: stream_sizes = (512,) -> stream_sizes = ()",
+    "RainbowNetwork.__init__, streams without a hidden layer: self.body.outputs, 512 -> [self.body.outputs]",
 )
 def test_images(script):
     """Images stay bytes. Whether channels come first or last, the streams see the same, from pixels from 0 to 1."""
@@ -334,7 +334,7 @@ PRIORITIES = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1,
 
 @catches(
     "SumTree.sample, empty slots: & (right > 0) -> ",
-    "SumTree.load_state_dict, highest lost: self.highest = float -> highest = float",
+    "SumTree.load_state_dict, highest lost: self.highest = state -> highest = state",
 )
 @settings(max_examples=30)
 @given(priorities=PRIORITIES, batch_size=st.integers(1, 16), seed=st.integers(0, 99))
@@ -398,7 +398,7 @@ def test_network(script):
     """
     torch.manual_seed(0)
     obs = np.random.default_rng(0).normal(1, 2, (5, 3)).astype(np.float32)
-    plain = script.stream(4, (3,), 2, torch.nn.Linear)[-1].weight
+    plain = script.stream((4, 3), 2, torch.nn.Linear)[-1].weight
     close(plain @ plain.T, np.eye(2))
     cases = (
         ((8, 5), True, True, True),
