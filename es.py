@@ -65,10 +65,8 @@ class Args:
     # algorithm
     population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise
     episodes_per_candidate: int = 1  # their mean return is the candidate's return
-    num_generations: int | None = None  # generations to train for, in place of total_timesteps
     sigma: float = 0.1  # standard deviation of the noise on theta; ARS calls it nu
     fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns become
-    elite: float = 1.0  # learn only from the best candidates, this share of all; 1: from all
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate * gradient to theta
     learning_rate: float = 0.05  # alpha, the step size of theta
     weight_decay: float = 0.0  # pulls theta towards zero: this * theta is subtracted from the gradient
@@ -120,7 +118,7 @@ class FlatPolicy(nn.Module):
         self.theta = nn.Parameter(first_theta(self.sizes), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
         if not self.discrete:
-            self.bounded = is_bounded(action_space)
+            self.bounded = (action_space.bounded_below & action_space.bounded_above).ravel()
             self.action_scale, self.action_bias = scale_and_bias(action_space)
 
     def layers(self, parameters):
@@ -208,22 +206,13 @@ def centered_ranks(returns):
     return ranks / (len(returns) - 1) - 0.5
 
 
-def shape_fitness(returns, fitness="centered-rank", elite=1.0):
-    """Fitnesses (N,) of returns (N,): their centred ranks, or returns that are standardised or raw.
-
-    If elite < 1 (in neither paper), the best fitness outside the elite is subtracted from all;
-    negative ones become 0.
-    """
-    fitnesses = returns
+def shape_fitness(returns, fitness="centered-rank"):
+    """Fitnesses (N,) of returns (N,): their centred ranks, or returns that are standardised or raw."""
     if fitness == "centered-rank":
-        fitnesses = centered_ranks(returns)
+        return centered_ranks(returns)
     if fitness == "standardized":
-        fitnesses = (returns - returns.mean()) / (returns.std() or 1.0)  # all equal: all 0
-    num_elite = math.ceil(round(elite * len(returns), 6))  # 0.07 * 100 is 7.000000000000001
-    if num_elite == len(returns):
-        return fitnesses
-    best_outside = np.sort(fitnesses)[-num_elite - 1]
-    return np.maximum(fitnesses - best_outside, 0)
+        return (returns - returns.mean()) / (returns.std() or 1.0)  # all equal: all 0
+    return returns
 
 
 def es_gradient(fitnesses, noise, sigma):
@@ -256,14 +245,14 @@ def ars_gradient(returns, noise, top_directions=None):
 def move_theta(policy, optimizer, returns, noise, args):
     """Move theta by one step, computed from the returns (N,) of a generation. Returns metrics to log.
 
-    A gradient of 0 carries no information: theta and Adam's moments stay as they are. It is 0 if
-    both of each pair are equally fit, as when more tie for the best return than the elite holds.
+    A gradient of 0, as of equal returns, carries no information: theta and Adam's moments stay as
+    they are.
     """
     before = policy.theta.clone()
     if args.ars:
         gradient = ars_gradient(returns, noise, args.top_directions)
     else:
-        fitnesses = shape_fitness(returns, args.fitness, args.elite)
+        fitnesses = shape_fitness(returns, args.fitness)
         gradient = es_gradient(fitnesses, noise, args.sigma)
     if gradient.any():
         policy.theta.grad = torch.from_numpy(gradient).float()
@@ -287,7 +276,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     """
     layers = policy.layers(candidates)
     rng = np.random.default_rng(seeds)  # of action noise; from all seeds: the same in every process
-    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # pairs start alike, but not in a native vector environment
+    obs, _ = envs.reset(seed=seeds[numbers // 2].tolist())  # both candidates of a pair start alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     steps = np.zeros(len(candidates), int)
@@ -356,7 +345,6 @@ def train(args):
     run = start_es_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
 
     envs, *_ = run.new_envs()
-    set_total(run, run.num_episodes // args.population_size, args.num_generations)
     while not run.is_finished():
         generation = run.num_episodes // args.population_size  # its number, from 0
         noise_seeds, episode_seeds = draw_seeds(args, generation)
@@ -465,19 +453,6 @@ def count_candidates(run, played, args):
     for total, length in zip(played["true_returns"].tolist(), played["steps"].tolist()):
         episodes = args.episodes_per_candidate
         run.add_episode(slice(None), total / episodes, length / episodes)  # in all environments
-    set_total(run, run.num_episodes // args.population_size, args.num_generations)
-
-
-def set_total(run, done, total):
-    """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
-
-    A run ends by steps. So total_timesteps becomes an estimate, from the mean length of the rounds
-    (episodes, generations) so far; after the last round it is exact.
-    """
-    if total is not None and done > 0:
-        run.args = replace(run.args, total_timesteps=run.step * total / done)
-        run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
-        run.bar.total = run.args.total_timesteps
 
 
 def is_image(space):
@@ -496,11 +471,6 @@ def scale_and_bias(box):
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
-
-
-def is_bounded(box):
-    """Which dimensions (D,) of a Box have two bounds, as scale_and_bias means it."""
-    return ((box.low > -1e30) & (box.high < 1e30)).ravel()
 
 
 class TrueReturn(gym.Wrapper):
@@ -544,11 +514,6 @@ class OneEpisode(gym.Wrapper):
         return self.obs, reward, terminated, truncated, info
 
 
-def is_native(envs):
-    """Whether this is the environment's own vector version (CartPole has one), not a list of single ones."""
-    return not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
-
-
 def read_wrapper(text):
     """The wrapper that `module.Name` or `module.Name(size=4)` means; arguments are literals."""
     path, _, arguments = text.partition("(")
@@ -576,7 +541,6 @@ def is_users_own(error):
 def make_slots(args, num_envs, render=False, video=None):
     """A vector environment whose slots play one episode each; in a window or filmed, if asked.
 
-    Each slot is wrapped in OneEpisode, except in a native vector environment (see is_native).
     UserError for what is mistyped. What the user's own code raises keeps its traceback.
     """
     package = "minigrid" if args.env_id.startswith(("MiniGrid", "BabyAI")) else "gymnasium"
@@ -593,17 +557,13 @@ def make_slots(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = "sync" if wrappers or render else None  # None: the native one, if there is one
-        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+        wrappers.append(OneEpisode)
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="sync", wrappers=wrappers, **kwargs)
     except (gym.error.Error, ImportError, AttributeError, TypeError, ValueError, LookupError, SyntaxError) as error:
         if is_users_own(error):
             raise
         given = "" if args.env_kwargs == "{}" else f" with --env-kwargs {args.env_kwargs}"
         raise UserError(f"cannot make {args.env_id}{given}: {error}") from error
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
-    if not is_native(envs):
-        envs.unwrapped.envs = [OneEpisode(env) for env in envs.unwrapped.envs]
     return vectors_or_images(envs, args.env_id)
 
 
@@ -630,16 +590,6 @@ def vectors_or_images(envs, env_id):
     return gym.wrappers.vector.FlattenObservation(envs)
 
 
-def begin_episode(envs, seeds):
-    """Begin an episode in every slot: the first observations. Both slots of a pair get the pair's seed.
-
-    A native vector environment takes only one seed, for all of its slots: there, the two of a pair
-    start differently.
-    """
-    obs, _ = envs.reset(seed=int(seeds[0]) if is_native(envs) else seeds.repeat(2).tolist())
-    return obs
-
-
 def set_threads(image):
     """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
     if not image and "OMP_NUM_THREADS" not in os.environ:
@@ -651,19 +601,12 @@ def make_flat_policy(args, envs):
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete | spaces.Box):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
-    if obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000:
-        raise UserError(f"{args.env_id}: images {obs_space.shape} are too large for es.py: use ppo.py")
-    if (
-        args.episodes_per_candidate < 1
-        or args.num_generations is not None
-        and args.num_generations < 1
-        or args.sigma <= 0
-    ):
-        raise UserError("episodes_per_candidate, num_generations and sigma must be above 0")
-    if not 0 < args.elite <= 1:
-        raise UserError("elite is not in (0, 1]")
-    if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
-        raise UserError("ars weighs returns in its own way: leave out fitness and elite")
+    if is_image(obs_space):
+        raise UserError(f"{args.env_id}: es.py takes no images: use ppo.py")
+    if args.episodes_per_candidate < 1 or args.sigma <= 0:
+        raise UserError("episodes_per_candidate and sigma must be above 0")
+    if args.ars and args.fitness != "centered-rank":
+        raise UserError("ars weighs returns in its own way: leave out fitness")
     top = args.top_directions
     if top is not None and (not args.ars or not 1 <= top <= args.population_size // 2):
         raise UserError("top_directions needs ars, and lies between 1 and half of population_size")
@@ -726,18 +669,12 @@ def end_with_the_others(error, code=1):
 
 
 def candidates_of_this_process(args):
-    """The numbers of the candidates that this process plays: its share of the pairs, or a UserError.
-
-    A native vector environment draws the first states of all slots from one seed: every process plays
-    all candidates.
-    """
+    """The numbers of the candidates that this process plays: its share of the pairs, or a UserError."""
     N = args.population_size
     rank, processes = process()
     if N % 2 or N < 2 * processes:
         raise UserError(f"population_size {N} is not pairs, at least one for each process ({processes})")
-    envs = make_envs(args, 1)
-    pairs = np.arange(N // 2) if is_native(envs) else np.array_split(np.arange(N // 2), processes)[rank]
-    envs.close()
+    pairs = np.array_split(np.arange(N // 2), processes)[rank]
     return np.arange(2 * pairs[0], 2 * pairs[-1] + 2)
 
 
