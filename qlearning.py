@@ -68,7 +68,8 @@ class Args:
     gamma: float = 0.99  # discount
     epsilon_start: float = 1.0  # probability of a random action (epsilon) at the beginning
     epsilon_min: float = 0.05  # epsilon falls to this and no further
-    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode
+    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode, if the next is None
+    exploration_fraction: float | None = None  # if set, epsilon falls linearly over this share of the run
     grid_size: int = 20  # Box observations: number of bins in each dimension
     grid_low: tuple[float, ...] | None = None  # lower ends of the grid; None: the space's bounds
     grid_high: tuple[float, ...] | None = None  # upper ends; numbers outside go to the nearest bin
@@ -164,17 +165,26 @@ def epsilon_greedy(values, epsilon, rng):
 
 
 def schedules(args, step, episode):
-    """(epsilon, alpha) after so many steps and episodes. Epsilon falls by a factor per episode.
+    """(epsilon, alpha) after so many steps and episodes. Epsilon falls by a factor per episode, or linearly.
 
-    With anneal_lr, alpha falls linearly with the steps or, with num_episodes, with the episodes.
+    Linear schedules count the steps of the run or, with num_episodes, its episodes.
     """
-    epsilon = max(args.epsilon_min, args.epsilon_start * args.epsilon_decay**episode)
-    done = step / args.total_timesteps
+    done, total = step, args.total_timesteps
     if args.num_episodes is not None:
-        done = episode / args.num_episodes
+        done, total = episode, args.num_episodes
+    if args.exploration_fraction is None:
+        epsilon = max(args.epsilon_min, args.epsilon_start * args.epsilon_decay**episode)
+    else:
+        duration = args.exploration_fraction * total
+        epsilon = linear_schedule(args.epsilon_start, args.epsilon_min, duration, done)
     if args.anneal_lr:
-        return epsilon, args.learning_rate * max(0.0, 1 - done)
+        return epsilon, linear_schedule(args.learning_rate, 0.0, total, done)
     return epsilon, args.learning_rate
+
+
+def linear_schedule(start, end, duration, step):
+    """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
+    return end + (start - end) * max(0.0, 1 - step / duration)
 
 
 # ------------------------------------------------------------------------------- the four algorithms
@@ -290,7 +300,7 @@ def train(args):
 
 CURVE = {"td_error": "mean size of the TD error", "epsilon": "share of random actions"}
 EXPLORES = True  # training takes random actions: only an evaluation says how good the table is
-SCHEDULED = ("anneal_lr",)  # flags that, if they are set, let a schedule end with total_timesteps
+SCHEDULED = ("anneal_lr", "exploration_fraction")  # if set, they end with total_timesteps
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 REFUSED_WRAPPERS = {"NormalizeObservation": "--grid-low and --grid-high"}
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
@@ -431,17 +441,20 @@ def box_edges(args, space):
 def make_q_table(args, envs):
     """A table of zeros for these environments. UserError if a space does not suit or is too large."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if args.grid_size == 0 or args.num_episodes == 0:
-        raise UserError("grid_size and num_episodes must be above 0")
+    if 0 in (args.grid_size, args.num_episodes, args.exploration_fraction):
+        raise UserError("grid_size, num_episodes and exploration_fraction must be above 0")
     if args.epsilon_start < args.epsilon_min:
         raise UserError(f"epsilon falls from epsilon_start to epsilon_min: {args.epsilon_start:g} is too low")
     if not isinstance(action_space, spaces.Discrete):
         raise UserError(f"{args.env_id}: a table needs Discrete actions, not {action_space}")
-    parts = obs_space if isinstance(obs_space, spaces.Tuple | spaces.MultiDiscrete) else [obs_space]
+    parts = obs_space if isinstance(obs_space, spaces.Tuple) else [obs_space]
     if isinstance(obs_space, spaces.Box):
         edges = box_edges(args, obs_space)
+    elif isinstance(obs_space, spaces.MultiDiscrete):
+        sizes = zip(obs_space.start.ravel(), obs_space.nvec.ravel())
+        edges = [range(start + 1, start + n) for start, n in sizes]  # n - 1 edges: n bins, one each
     elif all(isinstance(part, spaces.Discrete) for part in parts):
-        edges = [range(part.start + 1, part.start + part.n) for part in parts]  # n - 1 edges: n bins, one each
+        edges = [range(part.start + 1, part.start + part.n) for part in parts]
     else:
         wanted = "Discrete, MultiDiscrete, a Tuple of Discrete, or a Box"
         raise UserError(f"{args.env_id}: observations must be {wanted}, not {obs_space}")

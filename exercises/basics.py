@@ -370,14 +370,14 @@ def chain_episodes(end, limit=None, table=(0.0, 0.0, 0.0, 4.0), **settings):
         call,
         steps="where run.step is counted: once in each step",
         return_and_length_of_each="what is summed up, where the loop ends, and what is returned",
-        epsilons="where schedules is called: it depends on run.num_episodes",
+        epsilons="where schedules is called: it depends on run.step",
         Q="the line that changes the table: is `state` the one that the action was chosen in, and the discount right?",
         TD_errors="the call of run.log",
     )
 
 
 def random_chain(m, rng):
-    annealed = {"anneal_lr": True, "total_timesteps": int(rng.integers(8, 20))}
+    annealed = {"anneal_lr": True, "total_timesteps": int(rng.integers(8, 20)), "exploration_fraction": 0.9}
     given = {"gamma": rng.random(), "learning_rate": rng.random()} | (annealed if rng.random() < 0.7 else {})
     end, limit, table = rng.choice(["terminated", "truncated"]), rng.choice([None, 1, 2, 9]), 5 * rng.normal(size=4)
     return chain_episodes(end, limit, table.tolist(), **given)(m)
@@ -409,9 +409,9 @@ exercise(
         "| what discount is where truncated is set": chain_episodes("truncated"),
         "the first again, but with --max-episode-steps 2, of which the environment knows nothing "
         "| args.max_episode_steps": chain_episodes("terminated", limit=2),
-        "the first again, where the learning rate falls with each of ten steps "
+        "the first again, where epsilon and the learning rate fall with each of ten steps "
         "| where schedules is called: it depends on run.step": chain_episodes(
-            "terminated", total_timesteps=10, anneal_lr=True
+            "terminated", total_timesteps=10, anneal_lr=True, exploration_fraction=1.0
         ),
     },
     random=together(lists("q_learning_target", reward=normal(), discount=share, next_values=normal("A")), random_chain),
@@ -427,7 +427,7 @@ exercise(
         "forgetting to count the step | the line after env.step: run.step += 1": "run.step += 1 -> pass",
         "never computing the state anew, so that all is learnt about the first one "
         "| the end of the loop: the next state becomes the state": "state = next_state\n -> \n",
-        "taking the learning rate once an episode: it may change with each step": (
+        "taking epsilon and the learning rate once an episode: they change with each step": (
             "epsilon, learning_rate = schedules(args, run.step, run.num_episodes)\n -> \n",
             "    for _ in ->     epsilon, learning_rate = schedules(args, run.step, run.num_episodes)\n    for _ in",
         ),

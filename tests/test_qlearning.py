@@ -171,26 +171,31 @@ def test_epsilon_greedy(script):
 @catches(
     "schedules, decays per step: args.epsilon_decay**episode -> args.epsilon_decay**step",
     "schedules, falls below its floor: max(args.epsilon_min, -> max(0.0,",
-    "schedules, by steps whatever is given: done = episode / args.num_episodes -> pass",
+    "schedules, the linear one ignores its fraction: args.exploration_fraction * -> 1 *",
+    "schedules, by steps whatever is given: done, total = episode, args.num_episodes -> pass",
 )
 def test_schedules(script):
     """Per episode: 0.8, 0.8 * 0.5 = 0.4, 0.8 * 0.5^2 = 0.2, then the floor of 0.15.
 
-    The learning rate, linearly from 0.4 to 0 over 1,000 steps: at step 200, 0.4 * 0.8 = 0.32; after two of ten
-    episodes, whatever the steps, as well.
+    Linear over half of 1,000 steps, from 0.8 to 0.15: at step 200, 0.8 - 0.65 * 200 / 500 = 0.54.
+    The learning rate, from 0.4 to 0 over the whole run: at step 200, 0.4 * 0.8 = 0.32.
+
+    By episodes, of ten: after 2, epsilon is 0.8 - 0.65 * 2 / 5 = 0.54 and the learning rate 0.4 * 0.8, whatever
+    the steps.
     """
     common = {"epsilon_start": 0.8, "epsilon_min": 0.15, "epsilon_decay": 0.5, "learning_rate": 0.4}
     args = script.Args(**common)
     close([script.schedules(args, 900, n) for n in range(4)], [(0.8, 0.4), (0.4, 0.4), (0.2, 0.4), (0.15, 0.4)])
-    args = script.Args(**common, anneal_lr=True, total_timesteps=1000)
-    close([script.schedules(args, step, 1) for step in (0, 200, 1010)], [(0.4, 0.4), (0.4, 0.32), (0.4, 0)])
-    args = script.Args(**common, anneal_lr=True, total_timesteps=1000, num_episodes=10)
-    close([script.schedules(args, 999, n) for n in (0, 2, 10)], [(0.8, 0.4), (0.2, 0.32), (0.15, 0)])
+    args = script.Args(**common, exploration_fraction=0.5, anneal_lr=True, total_timesteps=1000)
+    close([script.schedules(args, step, 7) for step in (0, 200, 1010)], [(0.8, 0.4), (0.54, 0.32), (0.15, 0)])
+    args = script.Args(**common, exploration_fraction=0.5, anneal_lr=True, total_timesteps=1000, num_episodes=10)
+    close([script.schedules(args, 999, n) for n in (0, 2, 10)], [(0.8, 0.4), (0.54, 0.32), (0.15, 0)])
 
 
 @catches(
     "QTable.state, digits in the wrong radix: row * num_bins -> row * 2",
     "make_q_table, start of a Discrete forgotten: range(part.start + 1, part.start + part.n) -> range(1, part.n)",
+    "make_q_table, start of a MultiDiscrete forgotten: range(start + 1, start + n) -> range(1, n)",
 )
 def test_rows_of_integers(script):
     """The numbers of an observation are the digits of its row: (2, 1) of 3 x 4 is row 2 * 4 + 1 = 9.
@@ -202,7 +207,7 @@ def test_rows_of_integers(script):
     assert [agent.state(obs) for obs in (-2, -1, 0, 1)] == [0, 1, 2, 3] and agent.shape == (1, 4, 2)
     agent = table(spaces.MultiDiscrete([3, 4], start=[0, 5]))
     assert agent.state(np.array([2, 6])) == 9 and agent.shape == (1, 12, 2)
-    assert table(spaces.MultiDiscrete([2, 2, 2, 3])).state(np.array([1, 0, 1, 2])) == 17
+    assert table(spaces.MultiDiscrete([[2, 2], [2, 3]])).state(np.array([[1, 0], [1, 2]])) == 17
     agent = table(spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4, start=5))))
     assert agent.state((2, 6)) == 9
     agent.tables[0][9] = [0.0, 1.0]
@@ -264,7 +269,7 @@ class World(gym.Env):
 
 COMMON = {"total_timesteps": 300, "learning_rate": 0.3, "gamma": 0.8, "epsilon_decay": 0.97, "seed": 7}
 TRAININGS = [{"algorithm": algorithm} for algorithm in ALGORITHMS]
-TRAININGS += [{"anneal_lr": True, "algorithm": algorithm} for algorithm in ALGORITHMS]
+TRAININGS += [{"anneal_lr": True, "exploration_fraction": 0.5, "algorithm": algorithm} for algorithm in ALGORITHMS]
 
 
 @cache
@@ -281,7 +286,7 @@ def slow_training(number):
     "play_episode, rewards as they come: np.asarray(reward, float).item() -> reward",
     "play_episode, actions begin at 0: env.step(action + agent.first_action) -> env.step(action)",
     "QTable.values, acts on one of its tables: if len(self.tables) == 1: -> if True:",
-    "play_episode, learning rate of the step before: = schedules(args, run.step, -> = schedules(args, run.step - 1,",
+    "play_episode, epsilon of the step before: = schedules(args, run.step, -> = schedules(args, run.step - 1,",
 )
 def test_training(script):
     """300 steps: every entry of the tables, every TD error and return is that of tests/reference/qlearning.py. The
@@ -342,7 +347,7 @@ def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch)
 
 
 RUN = "--total-timesteps 900 --max-episode-steps 60 --checkpoint-every 300 --eval-every 400 --eval-episodes 2 "
-RUN += "--algorithm double-q"
+RUN += "--exploration-fraction 0.5 --no-anneal-lr --algorithm double-q"
 
 
 @catches(
@@ -354,7 +359,7 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "draw_values", lambda *_: None)
     kill_and_resume(script, RUN, 5, monkeypatch, tmp_path)
     check_evaluation(script, capsys)
-    assert command(script, "--resume run --total-timesteps 1800") == 2  # the learning rate would jump up again
+    assert command(script, "--resume run --total-timesteps 1800") == 2  # epsilon would jump up again
 
 
 # Unpickling this creates a file named `executed` in the working directory.
@@ -420,7 +425,8 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--env-id Pendulum-v1": "Discrete", "--env-kwargs [": "CliffWalking-v1 with --env-kwargs ["}
     refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "--grid-low"}
     refused["--env-id MountainCar-v0 --grid-size 9999"] = "too large"
-    refused["--grid-size 0"] = refused["--num-episodes 0"] = "above 0"
+    refused["--grid-size 0"] = refused["--num-episodes 0"] = refused["--exploration-fraction 0"] = "above 0"
+    refused["--exploration-fraction -0.5"] = "exploration_fraction must be at least 0"
     refused["--epsilon-start 0"] = "from epsilon_start to epsilon_min"
     refused['--env-id FrozenLake-v1 --env-kwargs {"map_name":"9x9"}'] = "9x9"
     check_refused(script, refused, tmp_path, monkeypatch, capsys)

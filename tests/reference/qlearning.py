@@ -29,6 +29,8 @@ def train(args, world):
         while not over:
             s, left = obs - 3, max(0, 1 - step / args.total_timesteps)
             epsilon = max(0.05, args.epsilon_decay ** len(episodes))
+            if args.exploration_fraction:
+                epsilon = 0.05 + 0.95 * max(0, 1 - step / (args.total_timesteps * args.exploration_fraction))
             a = draw(Q.sum(0)[s]) if a is None else a
             obs, r, terminated, truncated, _ = env.step(a + 1)
             s2, q = obs - 3, Q[0]
