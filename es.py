@@ -65,8 +65,10 @@ class Args:
     # algorithm
     population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise
     episodes_per_candidate: int = 1  # their mean return is the candidate's return
+    num_generations: int | None = None  # generations to train for, in place of total_timesteps
     sigma: float = 0.1  # standard deviation of the noise on theta; ARS calls it nu
     fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns become
+    elite: float = 1.0  # learn only from the best candidates, this share of all; 1: from all
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate * gradient to theta
     learning_rate: float = 0.05  # alpha, the step size of theta
     weight_decay: float = 0.0  # pulls theta towards zero: this * theta is subtracted from the gradient
@@ -206,13 +208,22 @@ def centered_ranks(returns):
     return ranks / (len(returns) - 1) - 0.5
 
 
-def shape_fitness(returns, fitness="centered-rank"):
-    """Fitnesses (N,) of returns (N,): their centred ranks, or returns that are standardised or raw."""
+def shape_fitness(returns, fitness="centered-rank", elite=1.0):
+    """Fitnesses (N,) of returns (N,): their centred ranks, or returns that are standardised or raw.
+
+    If elite < 1 (in neither paper), the best fitness outside the elite is subtracted from all;
+    negative ones become 0.
+    """
+    fitnesses = returns
     if fitness == "centered-rank":
-        return centered_ranks(returns)
+        fitnesses = centered_ranks(returns)
     if fitness == "standardized":
-        return (returns - returns.mean()) / (returns.std() or 1.0)  # all equal: all 0
-    return returns
+        fitnesses = (returns - returns.mean()) / (returns.std() or 1.0)  # all equal: all 0
+    num_elite = math.ceil(round(elite * len(returns), 6))  # 0.07 * 100 is 7.000000000000001
+    if num_elite == len(returns):
+        return fitnesses
+    best_outside = np.sort(fitnesses)[-num_elite - 1]
+    return np.maximum(fitnesses - best_outside, 0)
 
 
 def es_gradient(fitnesses, noise, sigma):
@@ -245,14 +256,14 @@ def ars_gradient(returns, noise, top_directions=None):
 def move_theta(policy, optimizer, returns, noise, args):
     """Move theta by one step, computed from the returns (N,) of a generation. Returns metrics to log.
 
-    A gradient of 0, as of equal returns, carries no information: theta and Adam's moments stay as
-    they are.
+    A gradient of 0 carries no information: theta and Adam's moments stay as they are. It is 0 if
+    both of each pair are equally fit, as when more tie for the best return than the elite holds.
     """
     before = policy.theta.clone()
     if args.ars:
         gradient = ars_gradient(returns, noise, args.top_directions)
     else:
-        fitnesses = shape_fitness(returns, args.fitness)
+        fitnesses = shape_fitness(returns, args.fitness, args.elite)
         gradient = es_gradient(fitnesses, noise, args.sigma)
     if gradient.any():
         policy.theta.grad = torch.from_numpy(gradient).float()
@@ -345,6 +356,7 @@ def train(args):
     run = start_es_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
 
     envs, *_ = run.new_envs()
+    set_total(run, run.num_episodes // args.population_size, args.num_generations)
     while not run.is_finished():
         generation = run.num_episodes // args.population_size  # its number, from 0
         noise_seeds, episode_seeds = draw_seeds(args, generation)
@@ -453,6 +465,19 @@ def count_candidates(run, played, args):
     for total, length in zip(played["true_returns"].tolist(), played["steps"].tolist()):
         episodes = args.episodes_per_candidate
         run.add_episode(slice(None), total / episodes, length / episodes)  # in all environments
+    set_total(run, run.num_episodes // args.population_size, args.num_generations)
+
+
+def set_total(run, done, total):
+    """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
+
+    A run ends by steps. So total_timesteps becomes an estimate, from the mean length of the rounds
+    (episodes, generations) so far; after the last round it is exact.
+    """
+    if total is not None and done > 0:
+        run.args = replace(run.args, total_timesteps=run.step * total / done)
+        run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
+        run.bar.total = run.args.total_timesteps
 
 
 def is_image(space):
@@ -603,10 +628,12 @@ def make_flat_policy(args, envs):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
     if is_image(obs_space):
         raise UserError(f"{args.env_id}: es.py takes no images: use ppo.py")
-    if args.episodes_per_candidate < 1 or args.sigma <= 0:
-        raise UserError("episodes_per_candidate and sigma must be above 0")
-    if args.ars and args.fitness != "centered-rank":
-        raise UserError("ars weighs returns in its own way: leave out fitness")
+    if 0 in (args.episodes_per_candidate, args.num_generations, args.sigma):
+        raise UserError("episodes_per_candidate, num_generations and sigma must be above 0")
+    if not 0 < args.elite <= 1:
+        raise UserError("elite is not in (0, 1]")
+    if args.ars and (args.fitness != "centered-rank" or args.elite != 1):
+        raise UserError("ars weighs returns in its own way: leave out fitness and elite")
     top = args.top_directions
     if top is not None and (not args.ars or not 1 <= top <= args.population_size // 2):
         raise UserError("top_directions needs ars, and lies between 1 and half of population_size")

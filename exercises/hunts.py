@@ -286,7 +286,7 @@ def uphill_cosine(m):
 
 def counted(m):
     """The returns of 32 candidates on CartPole, which pays 1 in each step, by the steps that they have taken."""
-    run = trained(m, env_id="CartPole-v1", population_size=32, total_timesteps=1, hidden_sizes=(), seed=1)
+    run = trained(m, env_id="CartPole-v1", population_size=32, num_generations=1, hidden_sizes=(), seed=1)
     return run.metrics["return_mean"][0] * 32 / run.metrics["step"][0]
 
 

@@ -258,20 +258,22 @@ exercise(
     cut="es.py: centered_ranks, shape_fitness",
     task="both functions return arrays. | centered_ranks: write the ranks of returns (N,), spread evenly from -1/2 "
     "for the lowest to 1/2 for the highest. Equal returns share the mean of their ranks. | shape_fitness: "
-    "offer these ranks, returns standardised by their (population) deviation, or raw ones.",
+    "offer these ranks, returns standardised by their (population) deviation, or raw ones. Of an elite of the "
+    "best share, rounded up to a whole number of candidates, each fitness counts from that of the best "
+    "candidate outside of it, and all outside get 0. An elite of all changes nothing.",
     cases={
         "three ranks | section 2.1 of arXiv 1703.03864": arrays("centered_ranks", returns=[30.0, 10.0, 20.0]),
         "two are equal | how many are smaller, and how many are equal: np.searchsorted counts": arrays(
             "centered_ranks", returns=[5.0, 5.0, 1.0, 9.0]
         ),
-        "standardised | mean and deviation": arrays("shape_fitness", returns=FOUR, fitness="standardized"),
-        "standardised, all are equal | what is divided by what": arrays(
-            "shape_fitness", returns=[2.0] * 4, fitness="standardized"
+        "standardised | mean and deviation": arrays("shape_fitness", returns=FOUR, fitness="standardized", elite=1.0),
+        "an elite of 0.3: two of four | rounding up, and which candidate has the fitness 0": arrays(
+            "shape_fitness", returns=FOUR, fitness="centered-rank", elite=0.3
         ),
     },
     random=together(
         arrays("centered_ranks", returns=returns),
-        *[arrays("shape_fitness", returns=returns, fitness=kind) for kind in KINDS],
+        *[arrays("shape_fitness", returns=returns, fitness=kind, elite=uniform(0.05, 0.95)) for kind in KINDS],
     ),
     mistakes={
         "returning the order (one argsort) instead of the ranks (argsort of argsort)": "ranks = (smaller + not_larger "
@@ -280,8 +282,11 @@ exercise(
         "- 1) / 2 -> ranks = np.argsort(np.argsort(returns, kind='stable'))",
         "giving equal returns the lowest of their ranks": "(smaller + not_larger - 1) / 2 -> smaller",
         "taking the sample deviation, by N - 1": "returns.std() -> returns.std(ddof=1)",
-        "not subtracting the mean": "(returns - returns.mean()) -> returns",
-        "dividing by 0, where all returns are equal": "(returns.std() or 1.0) -> returns.std()",
+        "not counting from the best outside of the elite": "np.maximum(fitnesses - best_outside, 0) -> "
+        "np.where(fitnesses > best_outside, fitnesses, 0)",
+        "not looking at the elite": "if num_elite == len(returns) -> if True",
+        "rounding the elite down": "math.ceil(round(elite * len(returns), 6)) -> "
+        "max(1, math.floor(elite * len(returns) + 1e-6))",
     },
     learn=(ES_CARTPOLE, 200.0),
 )

@@ -86,14 +86,26 @@ def test_ranks(script):
     "shape_fitness, sample deviation: returns.std() -> returns.std(ddof=1)",
     "shape_fitness, divided by 0: (returns.std() or 1.0) -> returns.std()",
     "shape_fitness, mean not taken away: (returns - returns.mean()) -> returns",
+    "shape_fitness, eight of 0.07 x 100: round(elite * len(returns), 6) -> elite * len(returns)",
+    "shape_fitness, rounded down: math.ceil -> math.floor",
+    "shape_fitness, counted from the worst of the elite: [-num_elite - 1] -> [-num_elite]",
+    "shape_fitness, away from the best: np.maximum(fitnesses - best_outside, 0) -> "
+    "fitnesses * (fitnesses > best_outside)",
 )
 def test_fitness(script):
-    """Standardised 1, 3, 3, 5: mean 3, variance (4 + 0 + 0 + 4) / 4 = 2."""
+    """Standardised 1, 3, 3, 5: mean 3, variance (4 + 0 + 0 + 4) / 4 = 2. An elite of half counts from the third best.
+
+    0.07 of a hundred are seven, though 0.07 * 100 is a little more in floating point; of four, 0.3 (1.2) are two.
+    """
     returns = np.array([1.0, 3.0, 2.0, 6.0])
     close(script.shape_fitness(np.array([1.0, 3.0, 3.0, 5.0]), "standardized"), np.array([-2, 0, 0, 2]) / math.sqrt(2))
     close(script.shape_fitness(np.full(4, 3.3), "standardized"), np.zeros(4))
     close(script.shape_fitness(returns, "raw"), returns)
-    close(script.shape_fitness(returns), [-1 / 2, 1 / 6, -1 / 6, 1 / 2])
+    close(script.shape_fitness(returns, "raw", elite=0.5), [0, 1, 0, 4])  # 3 - 2 and 6 - 2
+    close(script.shape_fitness(returns, "raw", elite=0.3), [0, 1, 0, 4])
+    close(script.shape_fitness(returns, "centered-rank", elite=0.25), [0, 0, 0, 1 / 3])  # 1/2 - 1/6
+    close(script.shape_fitness(-returns, "raw", elite=0.25), [1, 0, 0, 0])  # -1 - (-2): never away from the best
+    close(script.shape_fitness(np.arange(100.0), "raw", elite=0.07)[-8:], [0, 1, 2, 3, 4, 5, 6, 7])
 
 
 @catches(
@@ -137,9 +149,10 @@ def test_step(script):
 
     Weight decay: the gradient (1, -6) / 2 of test_gradient, minus 0.5 theta, is (0.5 - 0.5, -3 - 1); times 0.1.
     Adam's first step is the learning rate times the sign: 0.1 (0, -1). Equal returns leave theta as it is, and Adam's
-    moments and its count of steps. ARS with the better of two directions: 4 / (1 x 2) times (1, 0), deviation 2.
-    Ranks of 4, 1, 0, 2: 1/2, -1/6, -1/2, 1/6; (2/3 (1, 0) - 2/3 (1, 3)) / (4 x 0.5) = (0, -1). These two have no unit:
-    a billionth of the returns gives the same step.
+    moments and its count of steps; so do three equally best of four, where the elite is half: none is better than the
+    best outside. ARS with the better of two directions: 4 / (1 x 2) times (1, 0), deviation 2. Ranks of 4, 1, 0, 2:
+    1/2, -1/6, -1/2, 1/6; (2/3 (1, 0) - 2/3 (1, 3)) / (4 x 0.5) = (0, -1). These two have no unit: a billionth of the
+    returns gives the same step.
     """
 
     def step(theta, *generations, **given):
@@ -160,6 +173,8 @@ def test_step(script):
     thetas, metrics, adam = step([1.0, 2.0], returns, [3.3] * 4, optimizer="adam", weight_decay=0.5)
     close(thetas, [[1, 1.9], [1, 1.9]])
     assert adam.state_dict()["state"][0]["step"] == 1 and metrics["update_norm"] == metrics["gradient_norm"] == 0
+    thetas, _, adam = step([1.0, 2.0], [0.0, 1.0, 0.0, 2.0], [7.0, 7.0, 7.0, 1.0], optimizer="adam", elite=0.5)
+    assert thetas[0] == thetas[1] and adam.state_dict()["state"][0]["step"] == 1
     for unit in (1, 1e-9):
         small = [unit * x for x in returns]
         close(step([0.0, 0.0], small, fitness="centered-rank")[0], [[0, -0.1]])
@@ -302,7 +317,7 @@ class ChanceInBox(Chance):
         return super().step(float(action[0]))
 
 
-COMMON = {"population_size": 6, "episodes_per_candidate": 2, "total_timesteps": 99, "hidden_sizes": (3,), "seed": 5}
+COMMON = {"population_size": 6, "episodes_per_candidate": 2, "num_generations": 3, "hidden_sizes": (3,), "seed": 5}
 TRAININGS = [
     (Chance, {}),
     (Chance, {"normalize_obs": True, "action_noise": 0.7, "hidden_sizes": (), "weight_decay": 0.1}),
@@ -345,7 +360,7 @@ def slow_training(number):
     'played["seen"].sum(0)); metrics = move_theta',
 )
 def test_training(script):
-    """Some generations: every weight, sum, metric and return is that of tests/reference/es.py, whatever the options.
+    """Three generations: every weight, sum, metric and return is that of tests/reference/es.py, whatever the options.
 
     Without OneEpisode, the slots play on after a candidate's end.
     """
@@ -446,8 +461,8 @@ def test_three_processes_give_the_numbers_of_one(script, name, tmp_path, monkeyp
     """Bit for bit, also if an evaluation ends the run; and what is wrong in all of them, only one of them says."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(script.__file__, "es.py")
-    flags = "--population-size 10 --hidden-sizes 4 --eval-episodes 2 --no-progress "
-    flags += f"--total-timesteps 1500 --checkpoint-every 100 --run-dir run {SPREAD[name]}"
+    flags = "--population-size 10 --hidden-sizes 4 --eval-episodes 2 --no-progress --num-generations 6 "
+    flags += f"--total-timesteps 100000 --checkpoint-every 100 --run-dir run {SPREAD[name]}"
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "es.py"]
     done = subprocess.run([*line, *flags.split()], capture_output=True, text=True, timeout=300)
     complaints = re.findall("^es.py: .*", done.stderr, re.M)
@@ -465,7 +480,7 @@ def test_three_processes_give_the_numbers_of_one(script, name, tmp_path, monkeyp
 OPTIONS = {
     "default": {},
     "raw ascent": {"fitness": "raw", "optimizer": "ascent", "learning_rate": 0.1},
-    "standardised ascent": {"fitness": "standardized", "optimizer": "ascent"},
+    "an elite": {"fitness": "standardized", "elite": 0.5, "optimizer": "ascent"},
     "ARS": {"ars": True, "optimizer": "ascent", "top_directions": 4, "normalize_obs": True},
 }
 
@@ -474,9 +489,7 @@ OPTIONS = {
 def test_every_option_learns(script, name):
     """Action 0 is right at -1, action 1 at 1, two times in each episode."""
     world = lambda: Probe(lambda obs, action: action == (obs > 0), steps=2, varied=True)
-    given = {"hidden_sizes": (), "population_size": 16, "total_timesteps": 30 * 16 * 2, "eval_episodes": 8} | OPTIONS[
-        name
-    ]
+    given = {"hidden_sizes": (), "population_size": 16, "num_generations": 30, "eval_episodes": 8} | OPTIONS[name]
     run = rehearse(script, world, **given)
     assert run.evaluations["return_mean"] == [2] and run.step == 30 * 16 * 2
 
@@ -487,21 +500,25 @@ def test_rewards_have_no_unit(script):
         thetas = []
         for unit in (1, 1e-9):
             world = lambda: Probe(lambda obs, action: unit * (action == (obs > 0)), steps=2, varied=True)
-            run = rehearse(script, world, total_timesteps=96, population_size=16, hidden_sizes=(), **options)
+            run = rehearse(script, world, num_generations=3, population_size=16, hidden_sizes=(), **options)
             thetas.append(run.agent.theta.tolist())
         assert any(thetas[0]) and np.allclose(*thetas, rtol=0, atol=atol)
 
 
 @catches(
+    "count_candidates, num_generations forgotten: args.num_generations) -> None)",
     "train, old environments after a checkpoint: if run.write_what_is_due(): -> if run.write_what_is_due() and False:",
     "start_es_run, rare checkpoints: args.checkpoint_every or tenth -> run.checkpoint_every",
 )
 def test_what_ends_the_run(script):
-    """Four candidates take three steps each. 25 steps are reached in the third generation. An evaluation that reaches
-    stop_at_return ends the run as well, candidates that do so do not. After a checkpoint, all environments are new.
+    """Four candidates take three steps each. 25 steps are reached in the third generation; if num_generations is given,
+    that many are played. An evaluation that reaches stop_at_return ends the run as well, candidates that do so do not.
+    After a checkpoint, all environments are new.
     """
     made, four = [], {"population_size": 4, "hidden_sizes": ()}
     world = lambda: made.append(1) or Probe(steps=3)
+    for steps in (5, 99):
+        assert rehearse(script, world, **four, num_generations=2, total_timesteps=steps).step == 24
     run = rehearse(script, world, **four, total_timesteps=25, checkpoint_every=0)
     assert run.step == 36 and run.checkpoint_every == 3
     made.clear()
@@ -522,7 +539,7 @@ def test_returns_before_a_wrapper_changes_rewards(script, tmp_path, monkeypatch)
     monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
     monkeypatch.chdir(tmp_path)
     flags = "--wrappers gymnasium.wrappers.ClipReward(min_reward=7) --max-episode-steps 5 --population-size 4 "
-    assert command(script, f"{flags} --episodes-per-candidate 2 --total-timesteps 1 --run-dir run --no-progress") == 0
+    assert command(script, f"{flags} --episodes-per-candidate 2 --num-generations 1 --run-dir run --no-progress") == 0
     run = script.read_state("run/checkpoint.pt")["run"]
     assert run["episodes"]["return"] == [5.0] * 4 and run["evaluations"]["return_mean"] == [5]
     assert run["metrics"]["population_mean"] == [35] and run["step"] == 2 * 4 * 5
@@ -549,7 +566,7 @@ def test_faults_of_an_environment(script, monkeypatch):
     """Numbers that float32 cannot hold end the run with a line; what an environment raises keeps its traceback."""
     for Huge.field in ("reward", "observation"):
         try:
-            rehearse(script, lambda: Huge(steps=3), total_timesteps=20, population_size=4, hidden_sizes=())
+            rehearse(script, lambda: Huge(steps=3), num_generations=2, population_size=4, hidden_sizes=())
             raise AssertionError("it went on")
         except script.UserError as error:
             assert f"after step 0: {Huge.field} is NaN or infinite" in str(error)
@@ -564,7 +581,7 @@ def test_faults_of_an_environment(script, monkeypatch):
 
 
 RUN = "--env-id CartPole-v1 --population-size 4 --hidden-sizes 3 --normalize-obs --max-episode-steps 40 "
-RUN += "--action-noise 1 --total-timesteps 450 --checkpoint-every 150 --eval-every 200 --eval-episodes 3"
+RUN += "--action-noise 1 --num-generations 5 --checkpoint-every 150 --eval-every 200 --eval-episodes 3"
 
 
 @catches(
@@ -593,9 +610,10 @@ def test_settings_of_the_method(script):
 @catches("train, weights that are not finite go on: run.check_finite(length_of_theta -> dict(length_of_theta")
 def test_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
-    refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --sigma 0": "sigma"}
-    refused |= {"--ars --fitness raw": "ars", "--top-directions 3": "top", "--ars --top-directions 65": "top"}
+    refused = {"--population-size 3": "pairs", "--env-id Blackjack-v1 --elite 7": "elite", "--sigma 0": "sigma"}
+    refused |= {"--ars --elite 0.5": "ars", "--top-directions 3": "top", "--ars --top-directions 65": "top"}
     refused |= {"--env-id CarRacing-v3": "ppo.py", "--episodes-per-candidate 0": "episodes_per_candidate"}
+    refused |= {"--num-generations 0": "num_generations"}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
     huge = "--learning-rate 1e15 --weight-decay 1e15 --optimizer ascent --fitness raw --population-size 4 --run-dir run"
     assert command(script, f"{huge} --total-timesteps 900 --eval-episodes 1 --no-progress") == 2

@@ -31,8 +31,7 @@ def train(args, world, discrete):
             x = weights @ (np.tanh(x) if layer > 0 else x) + parameters[first - outputs : first]
         return x
 
-    while step < args.total_timesteps:
-        generation = len(metrics)
+    for generation in range(args.num_generations):
         words = np.random.SeedSequence([args.seed, generation]).generate_state(3 + 3 * args.episodes_per_candidate)
         noise = [np.random.default_rng(word).standard_normal(len(theta), np.float32) for word in words[:3]]
         returns, seen = np.zeros(6), []
