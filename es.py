@@ -118,7 +118,7 @@ class FlatPolicy(nn.Module):
         self.theta = nn.Parameter(first_theta(self.sizes), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
         if not self.discrete:
-            self.bounded = is_bounded(action_space)
+            self.bounded = (action_space.bounded_below & action_space.bounded_above).ravel()
             self.action_scale, self.action_bias = scale_and_bias(action_space)
 
     def layers(self, parameters):
@@ -285,7 +285,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     """
     layers = policy.layers(candidates)
     rng = np.random.default_rng(seeds)  # of action noise; from all seeds: the same in every process
-    obs = begin_episode(envs, seeds[numbers[::2] // 2])  # pairs start alike, but not in a native vector environment
+    obs, _ = envs.reset(seed=seeds[numbers // 2].tolist())  # both candidates of a pair start alike
     run.check_finite(observation=obs)
     returns = np.zeros(len(candidates))
     steps = np.zeros(len(candidates), int)
@@ -496,11 +496,6 @@ def scale_and_bias(box):
     return high / 2 - low / 2, high / 2 + low / 2
 
 
-def is_bounded(box):
-    """Which dimensions (D,) of a Box have two bounds, as scale_and_bias means it."""
-    return ((box.low > -1e30) & (box.high < 1e30)).ravel()
-
-
 class TrueReturn(gym.Wrapper):
     """Adds up an episode's rewards before the user's wrappers change them; truncates at `limit`."""
 
@@ -540,11 +535,6 @@ class OneEpisode(gym.Wrapper):
         self.obs, reward, terminated, truncated, info = self.env.step(action)
         self.over = terminated or truncated
         return self.obs, reward, terminated, truncated, info
-
-
-def is_native(envs):
-    """Whether this is the environment's own vector version (CartPole has one), not a list of single ones."""
-    return not isinstance(envs.unwrapped, gym.vector.SyncVectorEnv)
 
 
 def read_wrapper(text):
@@ -587,7 +577,6 @@ def raise_mistyped(error, args):
 def make_slots(args, num_envs, render=False, video=None):
     """A vector environment whose slots play one episode each; in a window or filmed, if asked.
 
-    Each slot is wrapped in OneEpisode, except in a native vector environment (see is_native).
     UserError for what is mistyped. What the environment itself raises keeps its traceback.
     """
     package = "minigrid" if args.env_id.startswith(("MiniGrid", "BabyAI")) else "gymnasium"
@@ -604,14 +593,10 @@ def make_slots(args, num_envs, render=False, video=None):
             kwargs["render_mode"] = "rgb_array" if video else "human"
         if video:
             wrappers.append(partial(gym.wrappers.RecordVideo, video_folder=str(video)))
-        mode = "sync" if wrappers or render else None  # None: the native one, if there is one
-        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode=mode, wrappers=wrappers, **kwargs)
+        wrappers.append(OneEpisode)
+        envs = gym.make_vec(args.env_id, num_envs, vectorization_mode="sync", wrappers=wrappers, **kwargs)
     except MISTYPED as error:
         raise_mistyped(error, args)
-    if envs.metadata.get("autoreset_mode") != gym.vector.AutoresetMode.NEXT_STEP:
-        raise UserError(f"{args.env_id}: its vector version does not reset in the step after an end")
-    if not is_native(envs):
-        envs.unwrapped.envs = [OneEpisode(env) for env in envs.unwrapped.envs]
     return vectors_or_images(envs, args.env_id)
 
 
@@ -638,16 +623,6 @@ def vectors_or_images(envs, env_id):
     return gym.wrappers.vector.FlattenObservation(envs)
 
 
-def begin_episode(envs, seeds):
-    """Begin an episode in every slot: the first observations. Both slots of a pair get the pair's seed.
-
-    A native vector environment takes only one seed, for all of its slots: there, the two of a pair
-    start differently.
-    """
-    obs, _ = envs.reset(seed=int(seeds[0]) if is_native(envs) else seeds.repeat(2).tolist())
-    return obs
-
-
 def set_threads(image):
     """One thread for vectors: small matrices are slower on more. If set, OMP_NUM_THREADS decides."""
     if not image and "OMP_NUM_THREADS" not in os.environ:
@@ -659,14 +634,9 @@ def make_flat_policy(args, envs):
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     if not isinstance(action_space, spaces.Discrete | spaces.Box):
         raise UserError(f"{args.env_id}: actions must be Discrete or a Box, not {action_space}")
-    if obs_space.dtype == np.uint8 and math.prod(obs_space.shape) > 1_000:
-        raise UserError(f"{args.env_id}: images {obs_space.shape} are too large for es.py: use ppo.py")
-    if (
-        args.episodes_per_candidate < 1
-        or args.num_generations is not None
-        and args.num_generations < 1
-        or args.sigma <= 0
-    ):
+    if is_image(obs_space):
+        raise UserError(f"{args.env_id}: es.py takes no images: use ppo.py")
+    if 0 in (args.episodes_per_candidate, args.num_generations, args.sigma):
         raise UserError("episodes_per_candidate, num_generations and sigma must be above 0")
     if not 0 < args.elite <= 1:
         raise UserError("elite is not in (0, 1]")
@@ -734,18 +704,12 @@ def end_with_the_others(error, code=1):
 
 
 def candidates_of_this_process(args):
-    """The numbers of the candidates that this process plays: its share of the pairs, or a UserError.
-
-    A native vector environment draws the first states of all slots from one seed: every process plays
-    all candidates.
-    """
+    """The numbers of the candidates that this process plays: its share of the pairs, or a UserError."""
     N = args.population_size
     rank, processes = process()
     if N % 2 or N < 2 * processes:
         raise UserError(f"population_size {N} is not pairs, at least one for each process ({processes})")
-    envs = make_envs(args, 1)
-    pairs = np.arange(N // 2) if is_native(envs) else np.array_split(np.arange(N // 2), processes)[rank]
-    envs.close()
+    pairs = np.array_split(np.arange(N // 2), processes)[rank]
     return np.arange(2 * pairs[0], 2 * pairs[-1] + 2)
 
 

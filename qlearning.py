@@ -117,8 +117,6 @@ class QTable:
 
     def state(self, obs, run=None):
         """The row of an observation, 0 to prod(bins) - 1. With `run`, UserError if it is not finite."""
-        if isinstance(obs, int | np.integer):  # of a Discrete space
-            return bisect(self.edges[0], obs)
         numbers = obs if isinstance(obs, tuple) else np.asarray(obs).ravel().tolist()
         if run and not math.isfinite(sum(numbers)):
             run.check_finite(observation=obs)
@@ -451,14 +449,13 @@ def box_edges(args, space):
 def make_q_table(args, envs):
     """A table of zeros for these environments. UserError if a space does not suit or is too large."""
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    parts = obs_space.spaces if isinstance(obs_space, spaces.Tuple) else [obs_space]
-    for name in ("grid_size", "num_episodes", "exploration_fraction"):
-        if getattr(args, name) is not None and getattr(args, name) <= 0:
-            raise UserError(f"{name} must be above 0")
+    if 0 in (args.grid_size, args.num_episodes, args.exploration_fraction):
+        raise UserError("grid_size, num_episodes and exploration_fraction must be above 0")
     if args.epsilon_start < args.epsilon_min:
         raise UserError(f"epsilon falls from epsilon_start to epsilon_min: {args.epsilon_start:g} is too low")
     if not isinstance(action_space, spaces.Discrete):
         raise UserError(f"{args.env_id}: a table needs Discrete actions, not {action_space}")
+    parts = obs_space if isinstance(obs_space, spaces.Tuple) else [obs_space]
     if isinstance(obs_space, spaces.Box):
         edges = box_edges(args, obs_space)
     elif isinstance(obs_space, spaces.MultiDiscrete):
@@ -471,8 +468,7 @@ def make_q_table(args, envs):
         raise UserError(f"{args.env_id}: observations must be {wanted}, not {obs_space}")
     size = math.prod(len(cuts) + 1 for cuts in edges) * int(action_space.n)
     if size > 10**7:
-        smaller = "use a smaller --grid-size, or " if isinstance(obs_space, spaces.Box) else ""
-        raise UserError(f"{args.env_id}: the table is too large: {smaller}ppo.py")
+        raise UserError(f"{args.env_id}: the table is too large: try a smaller --grid-size, or ppo.py")
     return QTable(edges, obs_space, action_space, args)
 
 

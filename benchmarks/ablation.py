@@ -21,7 +21,6 @@ SHORT = "--stop-at-return None --total-timesteps 20000"
 RAINBOW = {"Rainbow": f"rainbow.py {SHORT}"}
 RAINBOW |= {f"no {switch}": f"rainbow.py {SHORT} --no-{switch}" for switch in SWITCHES}
 RAINBOW["DQN"] = f"dqn.py {SHORT}"
-DQN = {"DQN": "dqn.py", "clipped error": "dqn.py --clip-error", "gradients of 10 at most": "dqn.py --max-grad-norm 10"}
 MAPPO = {"EP": "mappo.py", "FP": "mappo.py --state-type FP", "HAPPO": "mappo.py --happo --no-share-policy"}
 MAPPO |= {f"{state}, GRU": f"{MAPPO[state]} --recurrent --data-chunk-length 5" for state in ("EP", "FP")}
 RND = {
@@ -49,7 +48,6 @@ QLEARNING = {algorithm: f"qlearning.py --algorithm {algorithm}" for algorithm in
 CHEETAH = "ppo.py --total-timesteps 150000 --no-anneal-lr"
 STUDIES = {  # name: (environments, {variant: its command})
     "init_std": (["HalfCheetah-v5"], {f"init_std {x}": f"{CHEETAH} --init-std {x}" for x in (0.37, 1.0)}),
-    "dqn": (["CartPole-v1"], DQN),
     "rainbow": (["CartPole-v1"], RAINBOW),
     "mappo": (["mpe2.simple_spread_v3"], MAPPO),
     "ppo_rnd": (["MiniGrid-MultiRoom-N4-S5-v1"], RND),

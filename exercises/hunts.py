@@ -302,9 +302,9 @@ hunt(
     bugs={
         "make_candidates: axis=1 -> axis=0": "theta moves in every generation, and candidates differ in their returns; "
         "but the curve wanders, and the more parameters the policy has, the less it rises.",
-        "play_candidates: returns += rewards * playing -> returns += rewards": "On CartPole-v1 the mean return of the "
-        "candidates is far above what the evaluations say, from the first generation on, and all candidates seem to be "
-        "nearly as good. On Pendulum-v1 nothing is wrong.",
+        "play_candidates: steps += playing -> steps += 1": "On CartPole-v1, which pays 1 in each step, most episodes "
+        "in episodes.csv are longer than their returns, and a run has fewer generations than it should have. On "
+        "Pendulum-v1 nothing is wrong.",
         "es_gradient: return (plus - minus) @ noise -> return (plus + minus) @ noise": "theta moves in every "
         "generation, and candidates differ in their returns; but the curve wanders, and more candidates do not help.",
     },
