@@ -81,8 +81,8 @@ class Args:
     gae_lambda: float = 0.95  # 0 trusts the critic, 1 the rewards alone (return minus value)
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their running mean and standard deviation
-    # values may move this far before their loss is clipped, with value_norm in normalised units; None: not at all
-    clip_vloss_coef: float | None = 0.2
+    clip_vloss: bool = True  # clip the value loss as well
+    clip_vloss_coef: float = 0.2  # values may move this far; with value_norm, in normalised units
     huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
     ent_coef: float = 0.01  # weight of the entropy bonus
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
@@ -591,7 +591,8 @@ def team_value_loss(critic, batch, args):
     values = values.squeeze(2)[batch.active]
     old_values = batch.values[batch.active]
     returns = batch.returns[batch.active]
-    loss = huber_value_loss(values, old_values, returns, args.huber_delta, args.clip_vloss_coef)
+    clip_coef = args.clip_vloss_coef if args.clip_vloss else None
+    loss = huber_value_loss(values, old_values, returns, args.huber_delta, clip_coef)
     return loss, {"value_loss": loss.detach()}
 
 

@@ -72,7 +72,8 @@ class Args:
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
-    clip_vloss_coef: float | None = None  # clip the loss of values that move by more; None: never
+    clip_vloss: bool = False  # clip the value loss as well
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
@@ -111,21 +112,61 @@ class Args:
 # MultiBinary: two for each bit, "may be 0" and "may be 1".
 
 
-def masked_categorical(logits, actions, masks, sizes):
-    """Log-probs and entropies, each (B,), of actions (B, factors) where only those in `masks` are possible.
+class MaskedCategorical:
+    """Independent categorical factors, each a softmax over its valid choices only.
 
-    The factors are independent of each other: their log-probs and entropies add up. Logits and masks
-    (B, sum of sizes) of all of them stand side by side. The logits of invalid choices get a gradient of
-    exactly zero.
+    `logits` and `mask`, each (…, sum of `sizes`), hold the factors side by side. Without `sizes`
+    there is one factor, and actions are (…) instead of (…, factors). Without `mask` every choice is
+    valid. ValueError if a mask has other values, or leaves a factor no valid choice. The logits of
+    invalid choices get a gradient of exactly zero.
     """
-    log_probs = []
-    entropies = []
-    for i, (factor_logits, valid) in enumerate(zip(logits.split(sizes, dim=1), masks.split(sizes, dim=1))):
-        log_p = factor_logits.masked_fill(~valid, -torch.inf).log_softmax(dim=1)  # of every choice
-        log_probs.append(log_p.gather(1, actions[:, i].unsqueeze(1)).squeeze(1))
-        finite = log_p.masked_fill(~valid, 0)  # 0 * -inf would be NaN, here or in the gradient
-        entropies.append(-(log_p.exp() * finite).sum(dim=1))
-    return sum(log_probs), sum(entropies)
+
+    def __init__(self, logits, mask=None, sizes=None):
+        self.single = sizes is None
+        if sizes is None:
+            sizes = [logits.shape[-1]]
+        if mask is None:
+            mask = torch.ones_like(logits, dtype=torch.bool)
+        mask = torch.as_tensor(mask, device=logits.device)
+        check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), sizes)
+        mask = mask.bool()
+        logits = torch.where(mask, logits, -torch.inf)
+        self.log_probs = [factor.log_softmax(-1) for factor in logits.split(sizes, -1)]
+        self.masks = mask.split(sizes, -1)
+
+    def sample(self, generator=None):
+        """Random actions, for your own loops; by default from torch's global generator."""
+        draws = []
+        for log_probs in self.log_probs:
+            probs = log_probs.exp()
+            draw = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
+            draws.append(draw.reshape(probs.shape[:-1]))
+        return self.join(draws)
+
+    def mode(self):
+        """The most likely actions."""
+        return self.join([log_probs.argmax(-1) for log_probs in self.log_probs])
+
+    def join(self, choices):
+        """Actions (…, factors) from a list of each factor's choices (…); without `sizes`, (…)."""
+        return choices[0] if self.single else torch.stack(choices, -1)
+
+    def log_prob(self, actions):
+        """Log-probs (…) of actions: sums over the factors, minus infinity for an invalid action."""
+        actions = actions.unsqueeze(-1) if self.single else actions
+        log_prob = 0
+        for log_probs, action in zip(self.log_probs, actions.split(1, -1)):
+            log_prob = log_prob + log_probs.gather(-1, action).squeeze(-1)
+        return log_prob
+
+    def entropy(self):
+        """Entropies (…) in nats: sums over the factors, to which invalid choices add nothing."""
+        entropy = 0
+        for log_probs, mask in zip(self.log_probs, self.masks):
+            # 0 * -inf would be NaN, here or in the gradient.
+            finite_log_probs = torch.where(mask, log_probs, 0.0)
+            entropy = entropy - (log_probs.exp() * finite_log_probs).sum(-1)
+        return entropy
 
 
 # ------------------------------------------------------------------------------------------ networks
@@ -176,28 +217,26 @@ class MaskedAgent(nn.Module):
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
-    def forward(self, obs, actions, masks):
-        """(log-probs, entropies, values), each (B,), of observations (B, features), actions (B, factors).
+    def forward(self, obs, actions, masks=None):
+        """(log-probs, entropies, values), each (B,), of obs (B, features), actions (B, factors).
 
-        `masks` are (B, choices).
+        The log-probs and entropies are those under `masks` (B, choices); without, all are valid.
         """
-        log_probs, entropies = masked_categorical(self.actor(obs), actions, masks, self.output_sizes)
-        return log_probs, entropies, self.critic(obs).squeeze(1)
+        pi = MaskedCategorical(self.actor(obs), masks, self.output_sizes)
+        return pi.log_prob(actions), pi.entropy(), self.critic(obs).squeeze(1)
 
     @torch.inference_mode()  # as no_grad, but faster
     def sample(self, obs, masks, rng=None):
         """Valid actions (B, factors) for NumPy arrays of observations and masks, drawn with `rng`.
 
-        The argmax of masked logits + Gumbel noise is a draw from their softmax (the Gumbel-max
-        trick). Without rng, the most likely actions.
+        The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax (the
+        Gumbel-max trick). Without rng, the most likely actions.
         """
         logits = self.actor(obs)
         if rng is not None:
             noise = rng.gumbel(size=logits.shape)
             logits = logits + torch.as_tensor(noise, dtype=torch.float32, device=self.device)
-        logits = logits.masked_fill(~torch.as_tensor(masks, device=self.device), -torch.inf)
-        actions = [factor_logits.argmax(dim=1) for factor_logits in logits.split(self.output_sizes, dim=1)]
-        return torch.stack(actions, dim=1).cpu().numpy()
+        return MaskedCategorical(logits, masks, self.output_sizes).mode().cpu().numpy()
 
     def split(self, rows):
         """Cut rows of MaskedEnvs, (B, features + choices), in two: (observations, masks)."""
@@ -243,9 +282,11 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
     return advantages, advantages + values
 
 
-# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch. old_*: of the agent that
-# played the rollout.
-Batch = namedtuple("Batch", "obs actions masks old_log_probs old_values advantages returns")
+# Tensors of the same rows: (T, N, …) in the buffer, (B, …) in a minibatch; named as in sb3-contrib.
+# old_*: of the agent that played the rollout. In the Dict version, observations are a dict.
+SAMPLES = "observations actions old_values old_log_prob advantages returns action_masks"
+MaskableRolloutBufferSamples = namedtuple("MaskableRolloutBufferSamples", SAMPLES)
+MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples", SAMPLES)
 
 
 class MaskableRolloutBuffer:
@@ -262,21 +303,44 @@ class MaskableRolloutBuffer:
 
     Row 2 never enters a minibatch, but it holds s2. So the successor of step t is always the
     observation in row t + 1, whether or not an episode ended in between. Row 2 needs no mask:
-    MaskedEnvs makes everything valid there.
+    MaskedEnvs and `add` make everything valid there.
     """
 
     def __init__(self, num_steps, num_envs, observation_space, action_space):
         T, N = num_steps, num_envs
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
+        self.output_sizes = output_sizes(action_space)
         self.obs = np.zeros((T + 1, N, *observation_space.shape), np.float32)  # row T: after the last step
         self.actions = np.zeros((T, N, D), np.int64)
-        self.masks = np.zeros((T, N, sum(output_sizes(action_space))), bool)
+        self.action_masks = np.ones((T, N, sum(self.output_sizes)), bool)
         self.rewards = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
         self.truncated = np.zeros((T, N), bool)
         self.reset_rows = np.zeros((T, N), bool)
         self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
-        self.rows = None  # a Batch of all rows, made by compute_advantages
+        self.rows = None  # samples of all rows, made by compute_advantages
+        self.rng = np.random.default_rng(0)  # shuffles the rows for `get`
+
+    def set_obs(self, t, obs):
+        """Set the observations (N, …) of row t."""
+        self.obs[t] = obs
+
+    def observations(self, obs):
+        """What the agent takes for stored observations (B, …); in the Dict version a dict."""
+        return obs
+
+    def add(self, t, obs, actions, rewards, terminated, truncated, reset_rows, action_masks=None):
+        """Set row t for all environments; each argument is (N, …). Without masks all is valid."""
+        self.set_obs(t, obs)
+        self.actions[t] = actions
+        self.rewards[t] = rewards
+        self.terminated[t] = terminated
+        self.truncated[t] = truncated
+        self.reset_rows[t] = reset_rows
+        masks = np.ones_like(self.action_masks[t]) if action_masks is None else np.array(action_masks)
+        masks[self.reset_rows[t]] = True  # the actions there are ignored
+        check_masks(masks, self.output_sizes)
+        self.action_masks[t] = masks
 
     def scale_rewards(self, stats, args):
         """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
@@ -301,14 +365,26 @@ class MaskableRolloutBuffer:
 
     @torch.no_grad()
     def log_probs_and_values(self, agent):
-        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, by the agent now."""
-        obs = torch.as_tensor(self.obs, device=agent.device)
-        actions = torch.as_tensor(self.actions, device=agent.device)
-        masks = torch.as_tensor(self.masks, device=agent.device)
-        log_probs, _, values = agent(obs[:-1].flatten(0, 1), actions.flatten(0, 1), masks.flatten(0, 1))
-        last_values = agent.critic(obs[-1]).squeeze(1)
-        T, N = self.rewards.shape
-        return log_probs.view(T, N), torch.cat([values, last_values]).view(T + 1, N)
+        """Log-probs (T, N) of the actions, values (T + 1, N) of the observations, under this agent.
+
+        Computed in parts of about 2**22 logits: a row may have 50,000, of four bytes each.
+        """
+        T, N, choices = self.action_masks.shape
+        on_device = partial(torch.as_tensor, device=agent.device)
+        obs = on_device(self.obs[:-1]).flatten(0, 1)
+        actions = on_device(self.actions).flatten(0, 1)
+        masks = on_device(self.action_masks).flatten(0, 1)
+        size = 1 + 2**22 // choices  # rows of a part
+        log_probs = []
+        values = []
+        for first in range(0, T * N, size):
+            part = slice(first, first + size)
+            log_prob, _, value = agent(self.observations(obs[part]), actions[part], masks[part])
+            log_probs.append(log_prob)
+            values.append(value)
+        last_obs = self.observations(on_device(self.obs[-1]))
+        values.append(agent.critic(last_obs).squeeze(1))
+        return torch.cat(log_probs).view(T, N), torch.cat(values).view(T + 1, N)
 
     def compute_advantages(self, log_probs, values, args):
         """Set self.rows from log_probs (T, N) and values (T + 1, N) of the agent that has just played."""
@@ -316,22 +392,39 @@ class MaskableRolloutBuffer:
         ends = on_device(self.terminated), on_device(self.truncated)
         steps = on_device(self.rewards), values[:-1], values[1:], *ends
         advantages, returns = compute_gae(*steps, args.gamma, args.gae_lambda)
-        self.rows = Batch(
-            obs=on_device(self.obs[:-1]),
+        self.rows = MaskableRolloutBufferSamples(
+            observations=on_device(self.obs[:-1]),
             actions=on_device(self.actions),
-            masks=on_device(self.masks),
-            old_log_probs=log_probs,
             old_values=values[:-1],
+            old_log_prob=log_probs,
             advantages=advantages,
             returns=returns,
+            action_masks=on_device(self.action_masks),
         )
 
     def minibatches(self, num_minibatches, rng):
-        """Yield Batches that together hold every row but the reset rows once, in random order."""
+        """Yield samples that together hold every row but the reset rows once, in random order."""
         order = rng.permutation(np.flatnonzero(~self.reset_rows))
-        flat_rows = Batch(*[field.flatten(0, 1) for field in self.rows])
-        for chosen in torch.as_tensor(order, device=self.rows.obs.device).tensor_split(num_minibatches):
-            yield Batch(*[field[chosen] for field in flat_rows])
+        for chosen in np.array_split(order, num_minibatches):
+            yield self.take(chosen)
+
+    def get(self, batch_size=None, rng=None):
+        """The same for loops of your own, as in sb3-contrib: `batch_size` rows at a time; None: all.
+
+        The last samples may have fewer rows. `rng` is a NumPy generator, by default the buffer's own.
+        """
+        rng = self.rng if rng is None else rng
+        order = rng.permutation(np.flatnonzero(~self.reset_rows))
+        size = batch_size or len(order)
+        for first in range(0, len(order), size):
+            yield self.take(order[first : first + size])
+
+    def take(self, chosen):
+        """The samples of an array of row numbers; step t of environment n has the number t * N + n."""
+        if self.rows is None:
+            raise ValueError("compute_advantages comes first: it makes the rows")
+        chosen = torch.as_tensor(chosen, device=self.rows.returns.device)
+        return MaskableRolloutBufferSamples(*[field.flatten(0, 1)[chosen] for field in self.rows])
 
     def explained_variance(self):
         """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
@@ -381,17 +474,16 @@ def approximate_kl(log_ratios):
 
 
 def masked_ppo_loss(agent, batch, args):
-    """The loss of a Batch, to be minimised, and a dict of metrics to log.
-
-    The masks are those of acting, so pi/pi_old is 1 at first. With naive_mask it is lower, because pi
-    gives invalid actions a share.
-    """
-    masks = torch.ones_like(batch.masks) if args.naive_mask else batch.masks
-    log_probs, entropies, values = agent(batch.obs, batch.actions, masks)
-    log_ratios = log_probs - batch.old_log_probs
+    """The loss of a batch of samples, to be minimised, and a dict of metrics to log."""
+    # The same masks as for acting: pi/pi_old is 1 at first. With --naive-mask it is lower, because
+    # pi gives invalid actions a share.
+    masks = None if args.naive_mask else batch.action_masks
+    log_probs, entropies, values = agent(batch.observations, batch.actions, masks)
+    log_ratios = log_probs - batch.old_log_prob
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
-    v_loss = value_loss(values, batch.old_values, batch.returns, args.clip_vloss_coef)
+    v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     metrics = {
@@ -422,17 +514,14 @@ def train(args):
     envs, obs_and_masks, reset_rows, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
     while not run.is_finished():
         for t in range(args.num_steps):
-            buffer.obs[t], buffer.masks[t] = agent.split(obs_and_masks)
-            buffer.reset_rows[t] = reset_rows
-            buffer.actions[t] = agent.sample(buffer.obs[t], buffer.masks[t], rng)
-            actions = agent.to_env(buffer.actions[t])
-            obs_and_masks, rewards, terminated, truncated, _ = envs.step(actions)
+            obs, masks = agent.split(obs_and_masks)
+            actions = agent.sample(obs, masks, rng)
+            obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             run.count(obs_and_masks, rewards, terminated | truncated, reset_rows=reset_rows)
-            buffer.rewards[t] = rewards
-            buffer.terminated[t] = terminated
-            buffer.truncated[t] = truncated
+            buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
             reset_rows = terminated | truncated  # of the next step
-        buffer.obs[-1], _ = agent.split(obs_and_masks)
+        last_obs, _ = agent.split(obs_and_masks)
+        buffer.set_obs(args.num_steps, last_obs)
         buffer.scale_rewards(agent.return_stats, args)
 
         log_probs, values = buffer.log_probs_and_values(agent)  # of the agent that has just played
@@ -536,9 +625,11 @@ class LinearOnEntries(nn.Module):
             linear.bias.requires_grad_(False)
 
     def forward(self, obs):
-        """(B, outputs) of an array or a tensor (B, features)."""
+        """(B, outputs) of an array or a tensor (B, features), or of a dict of the entries (B, …)."""
         output = self.linear.bias
-        features = torch.as_tensor(obs, device=output.device).split(self.features, dim=1)
+        parts = [obs[name] for name in self.entries] if isinstance(obs, dict) else [obs]
+        parts = [torch.as_tensor(part, device=output.device).reshape(len(part), -1) for part in parts]
+        features = torch.cat(parts, dim=1).split(self.features, dim=1)
         weights = self.linear.weight.split(self.columns, dim=1)
         for space, x, weight in zip(self.entries.values(), features, weights):
             if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -571,6 +662,37 @@ def check_masks(masks, sizes):
     can_act = np.logical_or.reduceat(masks, first_columns, axis=1).all(axis=1)
     if not can_act.all():
         raise ValueError(f"row {can_act.argmin()}: the action mask leaves no valid action")
+
+
+class MaskableDictRolloutBuffer(MaskableRolloutBuffer):
+    """For your own loops with Dict observations: takes dicts of arrays, gives dicts of tensors.
+
+    Inside, the entries stand side by side, as in `train`.
+    """
+
+    def __init__(self, num_steps, num_envs, observation_space, action_space):
+        self.shapes = {name: space.shape for name, space in observation_space.items()}
+        self.widths = [math.prod(shape) for shape in self.shapes.values()]
+        flat_space = spaces.Box(-np.inf, np.inf, (sum(self.widths),))
+        super().__init__(num_steps, num_envs, flat_space, action_space)
+
+    def set_obs(self, t, obs):
+        """Set the observations of row t, a dict of arrays (N, …)."""
+        columns = [np.reshape(obs[name], (len(obs[name]), -1)) for name in self.shapes]
+        self.obs[t] = np.concatenate(columns, axis=1)
+
+    def observations(self, obs):
+        """Stored observations (B, …), a tensor, as the agent takes them: a dict of tensors."""
+        entries = {}
+        for name, columns in zip(self.shapes, obs.split(self.widths, dim=1)):
+            entries[name] = columns.reshape(-1, *self.shapes[name])
+        return entries
+
+    def take(self, chosen):
+        """The samples of an array of row numbers."""
+        samples = super().take(chosen)._asdict()
+        samples["observations"] = self.observations(samples["observations"])
+        return MaskableDictRolloutBufferSamples(**samples)
 
 
 class MaskedEnvs(gym.vector.VectorWrapper):

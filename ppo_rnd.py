@@ -84,7 +84,8 @@ class Args:
     random_steps: int = 100  # steps of random play in each environment, for RND's first statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
-    clip_vloss_coef: float | None = None  # clip the loss of values that move by more; None: never
+    clip_vloss: bool = False  # clip the value losses as well
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
@@ -557,10 +558,10 @@ def curious_loss(agent, batch, args):
     log_probs, entropies, values, intrinsic_values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
     advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
-    v_loss = value_loss(values, batch.old_values, batch.returns, args.clip_vloss_coef)
-    targets = batch.intrinsic_returns
-    intrinsic_v_loss = value_loss(intrinsic_values, batch.old_intrinsic_values, targets, args.clip_vloss_coef)
+    v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
+    intrinsic_v_loss = value_loss(intrinsic_values, batch.old_intrinsic_values, batch.intrinsic_returns, clip_vloss)
     entropy = entropies.mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * (v_loss + intrinsic_v_loss)
     metrics = {

@@ -35,6 +35,7 @@ networks, demo files, environments and the run folder.
 """
 
 import ast
+import hashlib
 import importlib
 import json
 import math
@@ -52,6 +53,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -70,14 +72,19 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
+    # if there are value demos, each new reward demo moves phi / M from phi to rho; M is the room
+    # for value demos at the start (capacity), or how many there are (current)
+    anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
     # a return (of wrapped rewards) that makes an episode a reward demo; None: the first
     # demos' lowest; if it is not above 0, any above 0
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
-    target_agent_demos_dir: str | None = None  # where the best demos are saved at the end; give it again with --resume
+    supplementary_demos_dir: str | None = None  # watched: new files become reward demos that may be dropped
+    target_agent_demos_dir: str | None = None  # where the best demos are saved; give it again with --resume
     num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
+    save_demos_every: int = 10  # rollouts between these saves
     # PPO
     recurrent: bool = True  # a GRU behind the trunk; without it the agent has no memory
     gru_size: int = 128  # units of the GRU
@@ -92,7 +99,8 @@ class Args:
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
-    clip_vloss_coef: float | None = None  # clip the loss of values that move by more; None: never
+    clip_vloss: bool = False  # clip the value loss as well
+    clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
@@ -506,6 +514,8 @@ class PPODBuffer:
         self.rho = args.rho
         self.phi = args.phi
         self.reward_threshold = args.initial_reward_threshold  # None: any return above 0 is good
+        self.seen = []  # checksums of the files in supplementary_demos_dir that were read
+        self.rollouts = 0
         self.replayed_rows = 0
         self.replays = [None] * num_envs  # the Demo that each slot replays; None: it shows its environment
         self.position = np.zeros(num_envs, int)  # the next step of that Demo
@@ -631,11 +641,12 @@ class PPODBuffer:
             self.reward_threshold = lowest
 
     def anneal_parameters(self):
-        """A new reward demo moves args.phi / M from phi to rho, if there are value demos; M is the room for them."""
+        """A new reward demo moves args.phi / M from phi to rho: see Args.anneal_by."""
         if not self.value_demos:
             return
+        M = self.value_capacity if self.args.anneal_by == "capacity" else len(self.value_demos)
         total = self.args.rho + self.args.phi
-        self.rho = min(self.rho + self.args.phi / self.value_capacity, total)
+        self.rho = min(self.rho + self.args.phi / M, total)
         self.phi = total - self.rho
 
     def check_demo_buffer_capacity(self):
@@ -652,13 +663,28 @@ class PPODBuffer:
             else:
                 break
 
-    def save_demos(self):
-        """Write the best demos to target_agent_demos_dir, if that is given.
+    def load_supplementary_demos(self):
+        """Add each file with new content in supplementary_demos_dir as a reward demo; print a warning if it is bad."""
+        folder = self.args.supplementary_demos_dir
+        for path in sorted(Path(folder).glob("*.npz")) if folder else []:
+            try:
+                checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+                if checksum in self.seen:
+                    continue
+                self.seen.append(checksum)
+                self.add_reward_demo(read_demo(path, self.args, *self.spaces))
+            except (OSError, UserError) as error:
+                tqdm.write(f"skipped: {error}", file=sys.stderr)
+
+    def save_demos(self, is_finished):
+        """Every --save-demos-every rollouts, and at the end, write the best demos to target_agent_demos_dir.
 
         In subfolder `reward` the return decides, in `value` max_value; 0.npz is the best. Demos that
-        are never dropped are left out.
+        are never dropped are left out. Files of higher rank, from a save with more demos, stay.
         """
-        if not self.args.target_agent_demos_dir:
+        self.rollouts += 1
+        is_due = is_finished or self.rollouts % self.args.save_demos_every == 0
+        if not is_due or not self.args.target_agent_demos_dir:
             return
         own = [demo for demo in self.reward_demos if not demo.human]
         best = {"reward": sorted(own, key=lambda demo: -demo.total)}
@@ -679,7 +705,7 @@ class PPODBuffer:
             "training_rows": step + self.replayed_rows,
         }
 
-    LASTING = "rho phi value_capacity reward_threshold replayed_rows".split()
+    LASTING = "rho phi value_capacity reward_threshold seen rollouts replayed_rows".split()
 
     def state_dict(self):
         """For a checkpoint, as tensors and plain types: all but episodes and replays under way, which begin anew."""
@@ -753,9 +779,9 @@ def sequence_loss(agent, batch, args):
     advantages = batch.advantages[trained]
     if args.norm_adv:
         advantages = normalize(advantages)
+    clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
-    critics = values[trained], batch.old_values[trained], batch.returns[trained]
-    v_loss = value_loss(*critics, args.clip_vloss_coef)
+    v_loss = value_loss(values[trained], batch.old_values[trained], batch.returns[trained], clip_vloss)
     entropy = entropies[trained].mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     own = log_ratios.detach()[~batch.replayed[trained]]
@@ -792,6 +818,7 @@ def train(args):
             obs = demo_buffer.restart(envs, obs, rng)
             buffer = SequenceBuffer(args.num_steps, args.num_envs, *demo_buffer.spaces)
             state = agent.initial_state(args.num_envs)
+        demo_buffer.load_supplementary_demos()
         noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         buffer.state = state
         buffer.obs[0] = obs
@@ -831,8 +858,8 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
+        demo_buffer.save_demos(run.is_finished())
         begins_anew = run.write_what_is_due()
-    demo_buffer.save_demos()
     return run.finish()
 
 
@@ -1049,10 +1076,12 @@ def make_demo_buffer(args, envs):
 
     A run that is resumed from a checkpoint needs no folder: the checkpoint holds its demos.
     """
-    if args.demo_capacity < 1:
-        raise UserError("demo_capacity is below 1")
+    if min(args.demo_capacity, args.save_demos_every) < 1:
+        raise UserError("demo_capacity or save_demos_every is below 1")
     if args.rho + args.phi >= 1:
         raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
+    if args.supplementary_demos_dir and not Path(args.supplementary_demos_dir).is_dir():
+        raise UserError(f"supplementary_demos_dir {args.supplementary_demos_dir} is no folder")
     if Path(args.target_agent_demos_dir or "").is_file():
         raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir} is a file, not a folder")
     obs_space, action_space = envs.single_observation_space, envs.single_action_space

@@ -198,7 +198,7 @@ hunt(
     "week 8, 45 minutes",
     cases={"a learning rate of 0, so that the policy does not move: approx_kl": (last("approx_kl", **STILL_RUN), 1e-5)},
     bugs={
-        "masked_ppo_loss: if args.naive_mask else -> if not args.naive_mask else": "No invalid action "
+        "masked_ppo_loss: masks = None if args.naive_mask -> masks = None if not args.naive_mask": "No invalid action "
         "is ever taken. But approx_kl is large from the first rollout on, before the policy has moved at all, and "
         "clip_fraction with it."
     },

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from inputs import FLAGS, ROLLOUT, normal, rollout, share, slopes, tensor, tensors, together, uniform
+from inputs import FLAGS, ROLLOUT, normal, refuses, rollout, share, slopes, tensor, tensors, together, uniform
 from mechanism import exercise
 
 CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 100_000, "num_envs": 32, "num_steps": 64, "num_minibatches": 8,
@@ -224,7 +224,7 @@ exercise(
         "taking the larger of two means: the maximum is one of each row": "(errors, (clipped - returns) ** 2) -> "
         "(errors.mean(), ((clipped - returns) ** 2).mean())",
     },
-    learn=(CARTPOLE | {"clip_vloss_coef": 10.0}, 200.0),
+    learn=(CARTPOLE | {"clip_vloss": True, "clip_vloss_coef": 10.0}, 200.0),
 )
 
 CORRECTION = "2 * (math.log(2) - u - nn.functional.softplus(-2 * u))"
@@ -270,58 +270,71 @@ ODDS = [0.0, math.log(3.0), 5.0]  # with the mask below: probabilities 1/4, 3/4,
 DOORS = [True, True, False]
 
 
-def masked(logits, masks, actions, sizes):
+def masked(logits, mask, actions, **given):
     """(log-probabilities of the actions, entropies, their slopes by the logits) of rows."""
 
     def call(m):
         x = tensor(logits).requires_grad_()
-        given = {"actions": tensor(np.array(actions)), "masks": tensor(masks), "sizes": sizes}
-        log_probs, entropies = m.masked_categorical(logits=x, **given)
-        return log_probs, entropies, slopes(log_probs, x), slopes(entropies, x)
+        pi = m.MaskedCategorical(logits=x, mask=mask if mask is None else tensor(mask), **given)
+        log_probs, entropies = pi.log_prob(actions=tensor(np.array(actions))), pi.entropy()
+        return log_probs, entropies, slopes(log_probs, x), slopes(entropies, x), pi.mode()
 
     return call
 
 
 def random_masked(m, rng):
-    """Up to three factors, with valid actions."""
+    """Up to three factors, with valid actions; or one factor, given without `sizes`."""
     sizes, rows = rng.integers(2, 5, rng.integers(1, 4)).tolist(), int(rng.integers(1, 5))
-    logits, masks = 2 * rng.normal(size=(rows, sum(sizes))), rng.random((rows, sum(sizes))) < 0.6
+    logits, mask = 2 * rng.normal(size=(rows, sum(sizes))), rng.random((rows, sum(sizes))) < 0.6
     actions = np.stack([rng.integers(size, size=rows) for size in sizes], 1)
     for first, action in zip(np.cumsum([0, *sizes]), actions.T):
-        masks[np.arange(rows), first + action] = True
-    return masked(logits, masks, actions, sizes)(m)
+        mask[np.arange(rows), first + action] = True
+    if len(sizes) == 1:
+        return masked(logits, mask, actions[:, 0])(m)
+    return masked(logits, mask, actions, sizes=sizes)(m)
 
 
 exercise(
     "masked",
     course="week 8, 60 minutes, hard: a categorical distribution that knows which actions are valid",
-    cut="ppo_masked.py: masked_categorical",
-    task="The probability of an invalid action is 0, its logit gets no gradient. Each factor has its own softmax; "
-    "log-probabilities and entropies of the factors add up. The entropy is a number although some probabilities are "
-    "0: 0 log 0 counts as 0, in its gradient as well.",
+    cut="ppo_masked.py: MaskedCategorical.__init__, MaskedCategorical.log_prob, MaskedCategorical.entropy",
+    task="self.log_probs is a list with the log-probabilities (…, size) of each factor. The probability of an "
+    "invalid action is 0, its logit gets no gradient. | MaskedCategorical.__init__: set self.single (whether "
+    "there is one factor, because no `sizes` were given) and self.log_probs, which sample and mode read. "
+    "check_masks(array, sizes) raises the error for a row of an array (B, sum of sizes) without a valid "
+    "action. | MaskedCategorical.log_prob: add the factors up. | MaskedCategorical.entropy: the entropy is a "
+    "number all the same: 0 log 0 counts as 0, in its gradient as well.",
     cases={
         "logits 0, log 3, 5, of which the last is invalid: (log-probability of action 1, entropy, the slopes of both "
-        "by the logits) | what happens to the logits before the softmax": masked([ODDS], [DOORS], [[1]], [3]),
+        "by the logits, the best action) | what happens to the logits before the softmax": masked([ODDS], [DOORS], [1]),
         "two factors with logits 0, log 3 and 0, 0, all valid; actions 1 and 0 | how they are split, and added up": (
-            masked([[0.0, math.log(3.0), 0.0, 0.0]], [[True] * 4], [[1, 0]], [2, 2])
+            masked([[0.0, math.log(3.0), 0.0, 0.0]], [[True] * 4], [[1, 0]], sizes=[2, 2])
         ),
-        "logits 0, log 3, 5, all of them valid | what a mask without zeros changes": masked(
-            [ODDS], [[True] * 3], [[1]], [3]
-        ),
+        "logits 0, log 3, 5 without a mask | which choices are valid then": masked([ODDS], None, [1]),
         "an action that is invalid: whether its log-probability is minus infinity | what log 0 is": (
-            lambda m: m.masked_categorical(tensor([ODDS]), tensor(np.array([[2]])), tensor([DOORS]), [3])[0].isneginf()
+            lambda m: m.MaskedCategorical(tensor([ODDS]), tensor([DOORS])).log_prob(tensor(np.array([2]))).isneginf()
+        ),
+        "a mask without any valid action: is it refused with a ValueError? | check_masks": refuses(
+            masked([ODDS], [[False] * 3], [1])
         ),
     },
     random=random_masked,
     mistakes={
-        "ignoring the mask": "factor_logits.masked_fill(~valid, -torch.inf) -> factor_logits",
-        "masking probabilities without renormalising them: they have to add up to 1": "factor_logits.masked_fill("
-        "~valid, -torch.inf).log_softmax(dim=1) -> (factor_logits.softmax(dim=1) * valid).log()",
-        "setting logits of invalid actions to 0, which leaves them a probability": "-torch.inf -> 0.0",
-        "adding 0 x log 0, which is NaN with logits of minus infinity": "log_p.masked_fill(~valid, 0) -> log_p",
-        "one softmax over all factors: each has its own": ".log_softmax(dim=1) -> - logits.masked_fill(~masks, "
-        "-torch.inf).logsumexp(1, True)",
-        "losing a factor": "sum(log_probs) -> log_probs[-1]",
+        "ignoring the mask": "logits = torch.where(mask, logits, -torch.inf) -> pass",
+        "masking probabilities without renormalising them: they have to add up to 1": (
+            "logits = torch.where(mask, logits, -torch.inf) -> pass",
+            "[factor.log_softmax(-1) for factor in logits.split(sizes, -1)] -> [(factor.softmax(-1) * valid).log() "
+            "for factor, valid in zip(logits.split(sizes, -1), mask.split(sizes, -1))]",
+        ),
+        "setting logits of invalid actions to 0, which leaves them a probability": "logits, -torch.inf) -> "
+        "logits, 0.0)",
+        "adding 0 x log 0, which is NaN with logits of minus infinity": "torch.where(mask, log_probs, 0.0) -> "
+        "log_probs",
+        "one softmax over all factors: each has its own": "[factor.log_softmax(-1) for factor in "
+        "logits.split(sizes, -1)] -> list(logits.log_softmax(-1).split(sizes, -1))",
+        "losing a factor": "log_prob = log_prob + log_probs -> log_prob = log_probs",
+        "letting a state pass in which nothing can be done": "check_masks(mask.reshape(-1, sum(sizes)).cpu().numpy(), "
+        "sizes) -> pass",
     },
     learn=(TAXI, -60.0),
 )

@@ -145,7 +145,7 @@ EQUAL = [  # changes to the originals that change nothing
         "value-iteration",
         "total += probability * (reward + future) -> total += probability * reward + probability * future",
     ),
-    ("masked", "factor_logits.masked_fill(~valid, -torch.inf) -> torch.where(valid, factor_logits, -torch.inf)"),
+    ("masked", "torch.where(mask, logits, -torch.inf) -> logits.masked_fill(~mask, -torch.inf)"),
     ("windows", "goes_on * discounts * self.rewards -> np.where(goes_on, discounts, 0) * self.rewards"),
     ("bandit", "value + step * (reward - value) -> (1 - step) * value + step * reward"),
     ("joint-state", "torch.stack(states, dim=2) -> torch.cat([x[:, :, None] for x in states], 2)"),

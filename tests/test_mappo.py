@@ -258,7 +258,7 @@ def test_value_loss(script):
     "team_policy_loss, all weigh: batch.log_probs)[batch.active] -> batch.log_probs)[:, 1:][0]",
     "team_policy_loss, entropy of all: entropies[batch.active] -> entropies",
     "team_policy_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
-    "team_value_loss, never clipped: args.clip_vloss_coef -> None",
+    "team_value_loss, clipped or not: if args.clip_vloss -> if not args.clip_vloss",
     "explained_variance, over all rows: errors = steps.advantages[steps.active] -> errors = steps.advantages",
 )
 def test_only_active_rows_count(script):
@@ -280,7 +280,7 @@ def test_only_active_rows_count(script):
     close([metrics[name] for name in ("entropy", "clip_fraction", "approx_kl")], [2.5, 1, kl])
     threes, critic = torch.full((1, 5), 3.0), lambda *_: (torch.tensor([1.0, 1, 1, 1, 9]).view(1, 5, 1), None)
     batch = script.CriticSteps(None, None, ~active, 0 * threes, threes, None, active)
-    for given, loss in (({"clip_vloss_coef": None}, 2), ({"clip_vloss_coef": 0.5}, 2.5**2 / 2)):
+    for given, loss in (({"clip_vloss": False}, 2), ({"clip_vloss_coef": 0.5}, 2.5**2 / 2)):
         close(script.team_value_loss(critic, batch, script.Args(**given))[0], loss)
     returns, errors = torch.tensor([[0.0, 4, 0, 4, 50]]), torch.tensor([[1.0, 3, 1, 3, 90]])
     steps = script.CriticSteps(None, None, ~active, None, returns, errors, active)
@@ -478,7 +478,7 @@ SETTINGS |= {"learning_rate": 0.02, "max_grad_norm": 0.3, "ent_coef": 0.1, "gamm
 SETTINGS |= {"clip_vloss_coef": 0.05, "huber_delta": 0.5}
 VARIANTS = {
     "HAPPO, FP": {"happo": True, "share_policy": False, "state_type": "FP"},
-    "shared, EP": {"gae_lambda": 1.0, "value_norm": False, "clip_vloss_coef": None, "anneal_lr": False},
+    "shared, EP": {"gae_lambda": 1.0, "value_norm": False, "clip_vloss": False, "anneal_lr": False},
     "own rewards": {"state_type": "FP", "agent_rewards": True},
 }
 

@@ -457,15 +457,15 @@ def test_minibatches(script):
 PLANS = [[(2, "t"), (3, "c")], [(1, "b"), (4, "c")]]
 RAW = {"normalize_obs": False, "normalize_reward": False}
 SHORT = {"num_envs": 2, "num_steps": 6, "num_minibatches": 2, "update_epochs": 3, "gamma": 0.5, "hidden_sizes": (16,)}
-SHORT |= {"clip_coef": 0.15, "ent_coef": 0.03, "vf_coef": 0.7, "learning_rate": 1e-2}
+SHORT |= {"clip_coef": 0.15, "clip_vloss_coef": 0.3, "ent_coef": 0.03, "vf_coef": 0.7, "learning_rate": 1e-2}
 SHORT |= {"total_timesteps": 15, "anneal_lr": True} | RAW  # two rollouts
 TRAININGS = [
     ("Discrete from 5", {"gae_lambda": 0.8}),
-    ("MultiBinary", {"norm_adv": False, "clip_vloss_coef": 0.3}),
+    ("MultiBinary", {"norm_adv": False, "clip_vloss": True}),
     ("MultiDiscrete", {"anneal_lr": False, "normalize_obs": True, "normalize_reward": True}),
     ("Box", {"max_grad_norm": 1e9, "clip_reward": True, "estimator": "vanilla"}),
     ("Discrete from 5", {"estimator": "vtrace", "rho_clip": 1.1, "c_clip": 0.9, "norm_adv": False}),
-    ("Box of integers", {"estimator": "vtrace", "rho_clip": 0.9, "normalize_obs": True, "clip_vloss_coef": 0.3}),
+    ("Box of integers", {"estimator": "vtrace", "rho_clip": 0.9, "normalize_obs": True, "clip_vloss": True}),
 ]
 
 

@@ -102,7 +102,7 @@ class Lines(torch.nn.Module):
 )
 def test_gradient_in_float64(script):
     """However 40 rows are divided, gradient and metrics of an update are those of ppo.py on all rows to 1e-12."""
-    args = ppo.Args(clip_vloss_coef=0.2)
+    args = ppo.Args(clip_vloss=True)
     rng = torch.Generator().manual_seed(1)
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=rng)
     batch = ppo.Batch(draw(40, 3), draw(40, 1), *(draw(40) / 2 for _ in range(2)), draw(40), draw(40))
@@ -207,7 +207,7 @@ CASES = {
     "vtrace": (2, {"estimator": "vtrace"}),
     "nothing normalised": (2, {"norm_adv": False, "normalize_obs": False, "normalize_reward": False}),
     "target_kl": (2, {"update_epochs": 12, "target_kl": 0.0005, "num_envs": 4, "total_timesteps": 100}),
-    "checkpoints": (4, {"checkpoint_every": 100, "clip_vloss_coef": 0.2}),
+    "checkpoints": (4, {"checkpoint_every": 100, "clip_vloss": True}),
 }
 
 

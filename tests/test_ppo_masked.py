@@ -45,24 +45,26 @@ def no_complaint(script):
 # ------------------------------------------------------------------------------------------------- a lesson, by hand
 
 HALF = math.log(1 / 2)
-CASES = [  # sizes, logits, mask; a valid action; its log-prob and its slope; entropy and its slope
-    ([4], LOGITS, [0, 0, 1, 0], [2], 0.0, [0, 0, 0, 0], 0.0, [0, 0, 0, 0]),
-    ([4], LOGITS, [1, 0, 1, 0], [2], math.log(3 / 4), [-1 / 4, 0, 1 / 4, 0], 0.562335, [0.20599, 0, -0.20599, 0]),
-    ([2, 3], ZEROS[:, :5], [1, 0, 1, 1, 0], [0, 0], HALF, [0, 0, 1 / 2, -1 / 2, 0], -HALF, [0, 0, 0, 0, 0]),
-    ([2, 2], ZEROS[:, :4], [1, 1, 0, 1], [0, 1], HALF, [1 / 2, -1 / 2, 0, 0], -HALF, [0, 0, 0, 0]),
+CASES = [  # sizes, logits, mask; valid actions, the best first; its log-prob and its slope; entropy and its slope
+    (None, LOGITS, [0, 0, 1, 0], [2], 0.0, [0, 0, 0, 0], 0.0, [0, 0, 0, 0]),
+    (None, LOGITS, [1, 0, 1, 0], [2, 0], math.log(3 / 4), [-1 / 4, 0, 1 / 4, 0], 0.562335, [0.20599, 0, -0.20599, 0]),
+    ([2, 3], ZEROS[:, :5], [1, 0, 1, 1, 0], [[0, 0], [0, 1]], HALF, [0, 0, 1 / 2, -1 / 2, 0], -HALF, [0, 0, 0, 0, 0]),
+    ([2, 2], ZEROS[:, :4], [1, 1, 0, 1], [[0, 1], [1, 1]], HALF, [1 / 2, -1 / 2, 0, 0], -HALF, [0, 0, 0, 0]),
 ]
 
 
 @catches(
-    "masked_categorical, published, zeros in the softmax and not renormalised: factor_logits.masked_fill"
-    "(~valid, -torch.inf).log_softmax(dim=1) -> (factor_logits.softmax(dim=1) * valid).clamp(min=1e-7).log()",
-    "masked_categorical, -10 added: factor_logits.masked_fill(~valid, -torch.inf) -> (factor_logits - 10.0 * ~valid)",
-    "masked_categorical, True means invalid: masked_fill(~valid, -torch -> masked_fill(valid, -torch",
-    "masked_categorical, masks in another order: masks.split -> torch.cat(masks.split(sizes, 1)[::-1], 1).split",
-    "masked_categorical, one softmax for all: .log_softmax(dim=1) -> - logits.logsumexp(1, True)",
-    "masked_categorical, 0 times infinity: log_p.masked_fill(~valid, 0) -> log_p",
-    "masked_categorical, infinity in a slope: (~valid, 0) -> (~valid, torch.finfo(log_p.dtype).min)",
-    "masked_categorical, one action for all factors: actions[:, i] -> actions[:, 0]",
+    "MaskedCategorical.__init__, published, zeros in the softmax and not renormalised: torch.where(mask, logits, "
+    "-torch.inf)\n        self.log_probs = [factor.log_softmax(-1) for factor in logits.split(sizes, -1)] -> "
+    "logits.softmax(-1)\n        self.log_probs = [p.clamp(min=1e-7).log() for p in (logits * mask).split(sizes, -1)]",
+    "MaskedCategorical.__init__, -10 added: torch.where(mask, logits, -torch.inf) -> logits - 10.0 * ~mask",
+    "MaskedCategorical.__init__, True means invalid: (mask, logits, -torch.inf) -> (mask, -torch.inf, logits)",
+    "MaskedCategorical.__init__, masks in another order: mask.bool() -> torch.cat(mask.split(sizes, -1)[::-1], -1) > 0",
+    "MaskedCategorical.__init__, one softmax for all: factor.log_softmax(-1) -> factor - logits.logsumexp(-1, True)",
+    "MaskedCategorical.entropy, 0 times infinity: torch.where(mask, log_probs, 0.0) -> log_probs",
+    "MaskedCategorical.entropy, infinity in a slope: log_probs, 0.0 -> log_probs, torch.finfo(log_probs.dtype).min",
+    "MaskedCategorical.mode, of what is unlikely: argmax -> argmin",
+    "MaskedCategorical.sample, one draw for all factors: self.join(draws) -> self.join(draws[:1] * len(draws))",
 )
 def test_masks(script):
     """One valid action is certain, whatever its logit: log-prob 0, entropy 0, nothing to learn. (With mere zeros in the
@@ -76,20 +78,21 @@ def test_masks(script):
     logits 0: log 1 + log 1/2, entropy 0 + log 2. d log p_a / d l = 1 - 1/2 and 0 - 1/2 in the free factor.
     """
     for sizes, logits, mask, valid, log_prob, slope, entropy, entropy_slope in CASES:
-        masks, actions = torch.tensor([mask]) > 0, torch.tensor([valid])
+        mask, valid = torch.tensor([mask]) > 0, torch.tensor(valid)
+        draws = script.MaskedCategorical(logits.expand(60, -1), mask.expand(60, -1), sizes).sample()
+        assert draws.unique(dim=0).tolist() == sorted(valid.tolist())
         x = logits.clone().requires_grad_()
-        log_probs, entropies = script.masked_categorical(x, actions, masks, sizes)
-        for found, right, gradient in ((log_probs, log_prob, slope), (entropies, entropy, entropy_slope)):
+        pi = script.MaskedCategorical(x, mask, sizes)
+        assert pi.mode()[0].equal(valid[0])
+        log_probs, entropies = (pi.log_prob(valid[:1]), log_prob, slope), (pi.entropy(), entropy, entropy_slope)
+        for found, right, gradient in (log_probs, entropies):
             close(found, [right])
             for factor in (1.0, 1.01, -1.01, 100.0):
                 (slopes,) = torch.autograd.grad(factor * found, x, retain_graph=True)
                 close(slopes, factor * np.array([gradient]), atol=1e-4)
-                assert not slopes[~masks].any()
-    invalid, everything = torch.tensor([[1]]), torch.ones_like(MASK)
-    assert script.masked_categorical(LOGITS, invalid, MASK, [4])[0].item() == -math.inf
-    for action in range(4):
-        log_probs, _ = script.masked_categorical(LOGITS, torch.tensor([[action]]), everything, [4])
-        close(log_probs.exp(), [(action + 1) / 10])
+                assert not slopes[~mask].any()
+    assert script.MaskedCategorical(LOGITS, MASK).log_prob(torch.tensor([1])).item() == -math.inf
+    close(script.MaskedCategorical(LOGITS.expand(4, 4)).log_prob(torch.arange(4)).exp(), [0.1, 0.2, 0.3, 0.4])
 
 
 @catches(
@@ -100,14 +103,14 @@ def test_masks(script):
 )
 def test_refused_masks(script):
     """A mask that leaves nothing, in one factor or in all, or has a NaN or -inf, which as booleans would be True."""
-    for sizes, masks, message in (
-        ([3], [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "row 1: the action mask leaves no valid action"),
+    for sizes, mask, message in (
+        (None, [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "row 1: the action mask leaves no valid action"),
         ([1, 2], [[1, 0, 1], [1, 1, 1], [1, 0, 0]], "row 2: the action mask leaves no valid action"),
-        ([3], [[1, 1, 0], [1, 1, math.nan], [1, 1, 1]], "row 1: the action mask has values other than 0 and 1"),
-        ([3], [[1, 1, 0], [1, 1, 1], [0, -math.inf, 0]], "row 2: the action mask has values other than 0 and 1"),
+        (None, [[1, 1, 0], [1, 1, math.nan], [1, 1, 1]], "row 1: the action mask has values other than 0 and 1"),
+        (None, [[1, 1, 0], [1, 1, 1], [0, -math.inf, 0]], "row 2: the action mask has values other than 0 and 1"),
     ):
         with fails(message):
-            script.check_masks(np.array(masks), sizes)
+            script.MaskedCategorical(torch.zeros(3, 3), torch.tensor(mask), sizes)
 
 
 KINDS = {  # action space; numbers of choices; masks of the three real rows; actions, of which each is valid
@@ -119,44 +122,56 @@ KINDS = {  # action space; numbers of choices; masks of the three real rows; act
 }  # fmt: skip
 
 
-def fill(buffer, t, obs, actions, rewards, truncated, reset_rows, masks):
-    """Set row t, as `train` does."""
-    buffer.obs[t], buffer.actions[t], buffer.rewards[t] = obs, actions, rewards
-    buffer.truncated[t], buffer.reset_rows[t], buffer.masks[t] = truncated, reset_rows, masks
-
-
 @catches(
-    "MaskableRolloutBuffer.compute_advantages, actions of another row: on_device(self.actions) -> "
-    "on_device(np.roll(self.actions, 1, 0))",
+    "MaskableRolloutBuffer.add, reset rows are checked: masks[self.reset_rows[t]] = True -> pass",
+    "MaskableRolloutBuffer.add, masks not kept: self.action_masks[t] = masks -> pass",
+    "MaskableRolloutBuffer.add, foul masks are kept: check_masks(masks, self.output_sizes) -> pass",
+    "MaskableRolloutBuffer.add, masks of before are kept: np.ones_like(self.action_masks[t]) -> self.action_masks[t]",
+    "MaskableDictRolloutBuffer.observations, entries swapped: zip(self.shapes, -> zip([*self.shapes][::-1],",
 )
 def test_a_rollout_with_masks(script):
-    """V(s) = s, gamma = 1/2, lambda = 1. Returns 1 + 6/2 = 4; 2 + 8/2 = 6, cut off at s = 8; -; 3 + 4/2 = 5."""
-    for space, _, masks, actions in KINDS.values():
+    """V(s) = s, gamma = 1/2, lambda = 1. Returns 1 + 6/2 = 4; 2 + 8/2 = 6, cut off at s = 8; -; 3 + 4/2 = 5. In a Dict,
+    s and 10 s are the entries. The nonsense in the reset row is not looked at, anywhere else it is refused.
+    """
+    names = "observations", "actions", "old_values", "old_log_prob", "advantages", "returns", "action_masks"
+    for is_dict, (space, _, masks, actions) in product((False, True), KINDS.values()):
+        name = "MaskableDictRolloutBuffer" if is_dict else "MaskableRolloutBuffer"
+        observation = lambda s: {"a": [[s]], "b": [10 * s]} if is_dict else [[s]]
+        observation_space = spaces.Dict(a=NUMBER, b=spaces.Discrete(90)) if is_dict else NUMBER
+        no_mask = np.full(len(masks[0]), math.nan)
         rows = [  # s, r, truncated, reset row, mask, action
             (1, 1, False, False, masks[0], actions[0]),
             (2, 2, True, False, masks[1], actions[1]),
-            (8, 0, False, True, np.ones(len(masks[0])), actions[0]),  # the last observation of the episode
+            (8, 0, False, True, no_mask, actions[0]),  # the last observation of the episode; no action counts
             (3, 3, False, False, masks[2], actions[2]),
         ]
-        buffer = script.MaskableRolloutBuffer(4, 1, NUMBER, space)
-        for t, (s, reward, truncated, reset_row, mask, action) in enumerate(rows):
-            fill(buffer, t, [[s]], [action], reward, truncated, [reset_row], [mask])
-        buffer.obs[4] = 4
+        buffer = getattr(script, name)(4, 1, observation_space, space)
+        with no_complaint(script):
+            for t, (s, reward, truncated, reset_row, mask, action) in enumerate(rows):
+                buffer.add(t, observation(s), [action], reward, False, truncated, [reset_row], [mask])
+        buffer.set_obs(4, observation(4))
         values = torch.tensor([[1.0], [2], [8], [3], [4]])
         buffer.compute_advantages(-values[:-1], values, script.Args(gamma=0.5, gae_lambda=1.0))
-        (batch,) = buffer.minibatches(1, IN_ORDER)
-        close(batch.obs.ravel(), [1, 2, 3])
+        (batch,) = buffer.get(batch_size=None, rng=IN_ORDER)
+        assert type(batch) is getattr(script, f"{name}Samples") and batch._fields == names
+        close((batch.observations["a"] if is_dict else batch.observations).ravel(), [1, 2, 3])
+        if is_dict:
+            close(batch.observations["b"], [10, 20, 30])
         close(batch.actions, actions)
-        close(batch.old_log_probs, [-1, -2, -3])
         close(batch.advantages, [3, 4, 2])
         close(batch.returns, [4, 6, 5])
-        assert batch.masks.dtype == torch.bool and batch.masks.int().tolist() == masks
+        assert batch.action_masks.dtype == torch.bool and batch.action_masks.int().tolist() == masks
+        assert buffer.action_masks[2].all()
+        buffer.add(1, observation(2), [actions[0]], 0, False, False, [False])  # without a mask
+        assert buffer.action_masks[1].all()
+        with fails("row 0: the action mask has values other than 0 and 1"):
+            buffer.add(1, observation(2), [actions[0]], 0, False, False, [False], [no_mask])
 
 
 @catches(
-    "MaskableRolloutBuffer.log_probs_and_values, without masks: masks.flatten(0, 1)) -> masks.flatten(0, 1) | True)",
-    "masked_ppo_loss, learns without masks: if args.naive_mask -> if True",
-    "masked_ppo_loss, naive variant has masks: if args.naive_mask -> if False",
+    "MaskableRolloutBuffer.log_probs_and_values, without masks: actions[part], masks[part] -> actions[part]",
+    "masked_ppo_loss, learns without masks: None if args.naive_mask else batch.action_masks -> None",
+    "masked_ppo_loss, naive variant has masks: None if args.naive_mask else -> ",
 )
 def test_the_first_ratio(script):
     """The policy has not moved: r = 1, no KL, nothing clipped. The naive variant, which learns without masks, has
@@ -168,8 +183,7 @@ def test_the_first_ratio(script):
         agent = script.MaskedAgent({"observation": NUMBER}, spaces.Discrete(4), args)
         agent.actor[-1].bias.data = LOGITS[0]  # all there is where observations are 0; and V = 0
         buffer = script.MaskableRolloutBuffer(1, 2, NUMBER, spaces.Discrete(4))
-        fill(buffer, 0, np.zeros((2, 1)), [[0], [2]], [1, -1], False, False, MASK.numpy())
-        buffer.terminated[:] = True
+        buffer.add(0, np.zeros((2, 1)), [[0], [2]], [1, -1], True, False, False, MASK.numpy().repeat(2, 0))
         log_probs, values = buffer.log_probs_and_values(agent)
         close(log_probs, [[math.log(0.25), math.log(0.75)]])
         buffer.compute_advantages(log_probs, values, args)
@@ -185,22 +199,23 @@ def test_the_first_ratio(script):
 
 @catches(
     "MaskedAgent.sample, no chance in it: if rng is not None: -> if False:",
-    "MaskedAgent.sample, acts without masks: ~torch.as_tensor( -> False & torch.as_tensor(",
+    "MaskedAgent.sample, acts without masks: (logits, masks, -> (logits, None,",
     "MaskedAgent.sample, not a draw from the softmax: rng.gumbel( -> rng.normal(",
     "MaskedAgent.sample, once for all environments: size=logits.shape -> size=logits.shape[1:]",
-    "MaskedAgent.sample, the least likely: argmax(dim -> argmin(dim",
-    "MaskedAgent.sample, the first factor alone: in logits.split(self.output_sizes, dim=1)] -> "
-    "in logits.split(self.output_sizes, dim=1)[:1] * len(self.output_sizes)]",
+    "MaskedCategorical.sample, another generator: generator=generator -> generator=None",
     "MaskedAgent.act, without masks: self.sample(obs, masks -> self.sample(obs, masks | True",
     'MaskedAgent.to_env, start forgotten: getattr(space, "start", 0) -> 0',
 )
 def test_draws(script):
     """0.1 and 0.3 of four are valid: 1/4 and 3/4 of 20,000 draws, ± 0.015. Without a generator: the most likely."""
+    pi = script.MaskedCategorical(LOGITS.expand(20_000, 4), MASK.expand(20_000, 4))
     agent = script.MaskedAgent({"observation": NUMBER}, spaces.Discrete(4, start=-1), script.Args())
     agent.actor[-1].bias.data = LOGITS[0]
     obs, masks = np.zeros((20_000, 1), np.float32), np.tile(MASK.numpy(), (20_000, 1))
-    actions = agent.sample(obs, masks, np.random.default_rng(0))[:, 0]
-    close(np.bincount(actions, minlength=4) / 20_000, [0.25, 0, 0.75, 0], atol=0.015)
+    draws = [pi.sample(torch.Generator().manual_seed(3)).numpy() for _ in range(2)]
+    assert (draws[0] == draws[1]).all()
+    for actions in (draws[0], agent.sample(obs, masks, np.random.default_rng(0))[:, 0]):
+        close(np.bincount(actions) / 20_000, [0.25, 0, 0.75], atol=0.015)
     agent.actor[-1].bias.data = torch.tensor([1.0, 4, 2, 3])
     masks = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
     assert agent.sample(obs[:3], masks).ravel().tolist() == [2, 1, 0]
@@ -208,9 +223,6 @@ def test_draws(script):
     assert agent.act(rows).tolist() == [1, 0, -1]
     with fails("act takes a batch of observations with masks; for one: act(row[None])[0]"):
         agent.act(rows[0])
-    agent = script.MaskedAgent({"observation": NUMBER}, spaces.MultiDiscrete([2, 3]), script.Args())
-    agent.actor[-1].bias.data = torch.tensor([1.0, 2, 3, 2, 4])
-    assert agent.sample(obs[:1], np.array([[1, 1, 1, 1, 0]], bool)).tolist() == [[1, 0]]
 
 
 def test_masks_of_an_own_vector_environment(script):
@@ -231,8 +243,8 @@ def test_masks_of_an_own_vector_environment(script):
     "MaskedAgent.__init__, eager actor: self.choices, gain=0.01) -> self.choices, gain=1.0)",
 )
 def test_networks_see_discrete_numbers_as_one_hot_vectors(script):
-    """A lookup, of one number or several, from any start, is the linear layer that it stands for. What is learnt of
-    one state changes another only where vectors are seen as well.
+    """A lookup, of one number or several, from any start, is the linear layer that it stands for; entries may come as
+    a dict or side by side. What is learnt of one state changes another only where vectors are seen as well.
     """
     entries = spaces.Dict(
         bits=spaces.MultiBinary(3),
@@ -250,45 +262,60 @@ def test_networks_see_discrete_numbers_as_one_hot_vectors(script):
         entries.seed(seed)
         sample = entries.sample()
         one_hot = torch.tensor(np.array([spaces.flatten(entries, sample)])).float()
-        side_by_side = np.concatenate([np.ravel(sample[name]) for name in entries], dtype=np.float32)[None]
+        batch = {name: torch.as_tensor(np.asarray(sample[name]))[None] for name in entries}
+        side_by_side = torch.cat([entry.reshape(1, -1).float() for entry in batch.values()], 1)
         for network in (agent.actor, agent.critic):
-            for obs in (side_by_side, torch.tensor(side_by_side)):
+            for obs in (batch, side_by_side, side_by_side.numpy()):
                 close(network(obs), network[1:](network[0].linear(one_hot)))
 
 
 @catches(
-    "MaskableRolloutBuffer.__init__, masks as floats: (action_space))), bool) -> (action_space))))",
-    "MaskableRolloutBuffer.compute_advantages, mask of the next row: on_device(self.masks) -> "
-    "on_device(np.roll(self.masks, -1, 0))",
-    "MaskableRolloutBuffer.minibatches, fewer parts than asked: .tensor_split(num_minibatches) -> .split("
-    "-(-len(order) // num_minibatches))",
+    "MaskableRolloutBuffer.__init__, masks as floats: sum(self.output_sizes)), bool) -> sum(self.output_sizes)))",
+    "MaskableRolloutBuffer.compute_advantages, mask of the next row: on_device(self.action_masks) -> "
+    "on_device(np.roll(self.action_masks, -1, 0))",
+    "MaskableRolloutBuffer.get, the rest is left out: len(order), size) -> len(order) - size + 1, size)",
+    "MaskableRolloutBuffer.get, reset rows drawn: ~self.reset_rows -> self.rewards > -1",
+    "MaskableRolloutBuffer.get, always the same order: self.rng if rng -> np.random.default_rng(0) if rng",
+    "MaskableRolloutBuffer.minibatches, fewer parts than asked: np.array_split(order, num_minibatches) -> np.split("
+    "order, range(-(-len(order) // num_minibatches), len(order), -(-len(order) // num_minibatches)))",
     "MaskableRolloutBuffer.minibatches, not shuffled: rng.permutation -> ",
+    "MaskableRolloutBuffer.log_probs_and_values, all at once: 2**22 // choices -> 2**22",
 )
 def test_batches(script):
-    """Every row but the reset rows once, all fields of the same rows, in as many parts as asked, as equal as can be.
-    Every field of row (t, n) tells 10 n + t, its mask in binary. A mask takes a byte for each choice.
+    """Every row but the reset rows once, all fields of the same rows, in `minibatches` as many parts as asked, as equal
+    as can be, in `get` only the last part short. Every field of row (t, n) tells 10 n + t, its mask in binary.
+
+    Of millions of choices, masks take a byte each, and logits, of four bytes, are never made of all rows at once.
     """
     shuffle, numbers = np.random.default_rng, 10 * np.arange(3) + np.arange(8)[:, None]
     mask_of = lambda numbers: (numbers[:, None] >> np.arange(6) & 1) | (np.arange(6) == 5)
     for reset_rows in (numbers < 0, numbers % 10 == 3, numbers % 5 > 0):
         buffer = script.MaskableRolloutBuffer(8, 3, NUMBER, spaces.Discrete(6))
         for t, row in enumerate(numbers):
-            fill(buffer, t, row[:, None], row[:, None], row, False, reset_rows[t], mask_of(row))
+            buffer.add(t, row[:, None], row[:, None], row, False, False, reset_rows[t], mask_of(row))
         values = torch.as_tensor(np.vstack([numbers, numbers[:1]]))
         buffer.compute_advantages(values[:-1], values, script.Args(gamma=0.0))  # returns are rewards, the same numbers
-        draws = [list(buffer.minibatches(5, shuffle(seed))) for seed in (1, 1, 2)]
+        in_parts = list(buffer.minibatches(5, shuffle(1)))
+        draws = [[*buffer.get(5, shuffle(1))], in_parts, [*buffer.get(5)], [*buffer.get(5)], [*buffer.get()]]
         for batch in [batch for batches in draws for batch in batches]:
             number = batch.old_values
-            assert batch.masks.dtype == torch.bool and (batch.masks == mask_of(number.numpy())).all()
-            for field in (batch.obs[:, 0], batch.actions[:, 0], batch.old_log_probs, batch.returns):
+            assert batch.action_masks.dtype == torch.bool and (batch.action_masks == mask_of(number.numpy())).all()
+            for field in (batch.observations[:, 0], batch.actions[:, 0], batch.old_log_prob, batch.returns):
                 assert number.equal(field.long())
         played = sorted(numbers[~reset_rows].tolist())
         orders = [[x for batch in batches for x in batch.old_values.tolist()] for batches in draws]
         assert all(sorted(order) == played for order in orders) and orders[0] == orders[1]
-        assert len(played) < 20 or len(set(map(tuple, [*orders, played]))) == 3  # but for the first two, all differ
-        lengths = [len(batch.actions) for batch in draws[0]]
+        assert len(played) < 20 or len(set(map(tuple, [*orders, played]))) == 5  # but for the first two, all differ
+        lengths = [len(batch.actions) for batch in in_parts]
         assert len(lengths) == 5 and max(lengths) - min(lengths) <= 1
-    assert buffer.masks.nbytes == 8 * 3 * 6
+        assert all(len(batch.actions) == 5 for batch in draws[0][:-1]) and len(draws[4]) == 1
+    buffer = script.MaskableRolloutBuffer(3, 2, NUMBER, spaces.Discrete(2**21))
+    with fails("compute_advantages comes first: it makes the rows"):
+        list(buffer.get())
+    agent = mock.Mock(device="cpu", critic=lambda obs: obs, side_effect=lambda obs, *_: (obs[:, 0], None, obs[:, 0]))
+    buffer.log_probs_and_values(agent)
+    shapes = [masks.shape for (_, _, masks), _ in agent.call_args_list]
+    assert buffer.action_masks.nbytes == 6 * 2**21 and shapes == [(3, 2**21)] * 2
 
 
 class Cue(Probe):
@@ -438,7 +465,7 @@ class MaskedWalk(Walk):
 PLACES = [lambda i=i: MaskedWalk(PLANS[i], i) for i in (0, 1)]
 TRAININGS = [  # which masks; other settings
     ({}, {"gae_lambda": 0.8, "normalize_reward": True, "total_timesteps": 40}),
-    ({"naive_mask": True}, {"clip_vloss_coef": 0.3, "anneal_lr": False, "target_kl": 1e-9}),
+    ({"naive_mask": True}, {"clip_vloss": True, "anneal_lr": False, "target_kl": 1e-9}),
     ({"no_mask": True}, {"norm_adv": False, "clip_reward": True, "max_grad_norm": 1e9}),
 ]
 
@@ -466,20 +493,19 @@ def plain_run(number):
 @catches(
     "masked_ppo_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
     "masked_ppo_loss, value weighs 1: args.vf_coef * v_loss -> v_loss",
-    "masked_ppo_loss, ratio inverted: log_probs - batch.old_log_probs -> batch.old_log_probs - log_probs",
+    "masked_ppo_loss, ratio inverted: log_probs - batch.old_log_prob -> batch.old_log_prob - log_probs",
     "MaskableRolloutBuffer.minibatches, reset rows learnt: ~self.reset_rows -> self.rewards < 99",
     "MaskableRolloutBuffer.scale_rewards, one end ends all: self.truncated[t], 0 -> self.truncated[t].any(), 0",
     "MaskableRolloutBuffer.scale_rewards, reset rows in the deviation: X[~self.reset_rows] -> X",
     "MaskableRolloutBuffer.scale_rewards, X begins anew: X = np -> self.rewards_so_far *= 0; X = np",
     "MaskableRolloutBuffer.explained_variance, of a critic of zeros: self.rows.old_values[played] -> 0",
-    "MaskableRolloutBuffer.log_probs_and_values, the last observation twice: obs[-1] -> obs[-2]",
+    "MaskableRolloutBuffer.log_probs_and_values, the last observation twice: self.obs[-1] -> self.obs[-2]",
     "MaskedAgent.split, masks of the reset row: .astype(bool) -> .astype(bool) | (rows[:, :1] > 0)",
     "train, gradients add up: optimizer.zero_grad() -> 0",
-    "train, last observation not stored: buffer.obs[-1], _ = -> _ =",
-    "train, masks of the next observation: buffer.rewards[t] = rewards -> buffer.rewards[t] = rewards; "
-    "buffer.masks[t] = agent.split(obs_and_masks)[1]",
+    "train, last observation not stored: buffer.set_obs(args.num_steps, last_obs) -> 0",
+    "train, masks of the next observation: reset_rows, masks) -> reset_rows, agent.split(obs_and_masks)[1])",
     "train, reset row that opens a rollout forgotten: for t in -> reset_rows = reset_rows & False\n        for t in",
-    "train, the same noise in all steps: buffer.masks[t], rng) -> buffer.masks[t], np.random.default_rng(0))",
+    "train, the same noise in all steps: (obs, masks, rng) -> (obs, masks, np.random.default_rng(0))",
     "train, limit forgotten: > args.target_kl -> > 1e9",
     "MaskableRolloutBuffer.scale_rewards, signs not learnt: if args.clip_reward -> if False",
     "train, dropout when acting: agent.eval() -> 0",

@@ -195,7 +195,7 @@ COMMON |= {"intrinsic_gamma": 0.75, "hidden_sizes": (8,), "critic_hidden_sizes":
 COMMON |= {"predictor_learning_rate": 2e-2, "random_steps": 9, "vf_coef": 0.7, "total_timesteps": 30}
 TRAININGS = [
     {},
-    {"episodic": True, "clip_vloss_coef": 0.2, "normalize_obs": True, "critic_hidden_sizes": None},
+    {"episodic": True, "clip_vloss": True, "normalize_obs": True, "critic_hidden_sizes": None},
     {"normalize_intrinsic": False, "anneal_lr": False, "norm_adv": False, "normalize_reward": True},
     {"extrinsic_coef": 0.5, "intrinsic_coef": 3.0, "predictor_share": 1.0, "clip_reward": True, "target_kl": 0.0},
 ]
@@ -218,8 +218,8 @@ def slow_training(number):
     "curious_loss, intrinsic critic forgotten: (v_loss + intrinsic_v_loss) -> v_loss",
     "curious_loss, returns of the other: batch.intrinsic_returns -> batch.returns",
     "curious_loss, old values of the other: batch.old_intrinsic_values, -> batch.old_values,",
-    "curious_loss, never clipped: batch.returns, args.clip_vloss_coef -> batch.returns, None",
-    "curious_loss, intrinsic values never clipped: targets, args.clip_vloss_coef -> targets, None",
+    "curious_loss, never clipped: if args.clip_vloss -> if False",
+    "curious_loss, intrinsic values never clipped: intrinsic_returns, clip_vloss -> intrinsic_returns, None",
     "make_rnd, played anew: seed=args.seed -> seed=None",
     "train, novelty of the observation before: rnd.rewards(buffer.next_obs -> rnd.rewards(buffer.obs[:-1]",
     "train, statistics before learning: .get_last_lr()[0]) -> .get_last_lr()[0]); rnd.obs_stats.update(buffer.obs[0])",

@@ -135,10 +135,9 @@ def tell(script, demos, story):
 
 
 @catches(
-    "PPODBuffer.anneal_parameters, a share of what is left: self.args.phi / self.value -> self.phi / self.value",
+    "PPODBuffer.anneal_parameters, a share of what is left: self.args.phi / M, -> self.phi / M,",
     "PPODBuffer.anneal_parameters, the sum changes: self.phi = total - self.rho -> self.phi = self.args.phi - self.rho",
-    "PPODBuffer.anneal_parameters, published, by their number: self.value_capacity -> len(self.value_demos)",
-    "PPODBuffer.anneal_parameters, beyond the sum: capacity, total) -> capacity, 9)",
+    "PPODBuffer.anneal_parameters, beyond the sum: / M, total) -> / M, 9)",
     "PPODBuffer.add_reward_demo, room is made first: self.anneal -> self.check_demo_buffer_capacity(); self.anneal",
     "PPODBuffer.check_demo_buffer_capacity, a person's demo dropped: if not demo.human -> if True",
     "PPODBuffer.check_demo_buffer_capacity, the shortest goes: max(droppable -> min(droppable",
@@ -156,9 +155,9 @@ def tell(script, demos, story):
 def test_the_lists(script):
     """Room for four, of which a person's demo takes one: it returned 5 in nine steps and is never dropped.
 
-    Each new reward demo moves 0.3/3 from phi to rho, for at the start there was room for three value demos, but no more
-    than is left. After that the list may be too long: the lowest value demo goes or, if there is none, the longest
-    reward demo of the agent.
+    Each new reward demo moves 0.3/3 from phi to rho, for at the start there was room for three value demos; or, by
+    their current number, 0.3/3, then 0.3/2, then 0.3/1, but no more than is left. After that the list may be too long:
+    the lowest value demo goes or, if there is none, the longest reward demo of the agent.
     """
     story = [  # return, steps, highest value; then returns of reward demos, values of value demos, threshold, rho
         (0, 3, 0.5, [5], [0.5], 1, 0.1),
@@ -174,15 +173,15 @@ def test_the_lists(script):
         (3, 2, 0.0, [5, 4, 3, 3], [], 3, 0.4),  # then five
         (1.9, 1, 9, [5, 4, 3, 3], [], 3, 0.4),
     ]
-    demos = store(script, [make_demo(script, 9, 5.0, human=True)], demo_capacity=4, initial_reward_threshold=1.0)
-    demos.value_capacity = 3  # as make_demo_buffer would set it
-    tell(script, demos, story)
-    demos.add_reward_demo(make_demo(script, 1, 0.5))  # as an initial demo may be
-    assert demos.reward_threshold == 3
-    demos.rho, demos.phi = 0.35, 0.05
-    demos.value_demos.append(make_demo(script))
-    demos.anneal_parameters()
-    close([demos.rho, demos.phi], [0.4, 0])
+    by_number = [0.1] * 5 + [0.2, 0.2, 0.35] + [0.4] * 4
+    other = [(*line, rho) for (*line, _), rho in zip(story, by_number)]
+    for anneal_by, lines in (("capacity", story), ("current", other)):
+        given = {"demo_capacity": 4, "initial_reward_threshold": 1.0, "anneal_by": anneal_by}
+        demos = store(script, [make_demo(script, 9, 5.0, human=True)], **given)
+        demos.value_capacity = 3  # as make_demo_buffer would set it
+        tell(script, demos, lines)
+        demos.add_reward_demo(make_demo(script, 1, 0.5))  # as a supplementary demo may be
+        assert demos.reward_threshold == 3
     total = float(np.float32(0.9)) - 1e-8  # a sum of float32 that is meant to be 0.9
     assert total < 0.9 and script.is_good(total, 0.9) and not script.is_good(total - 0.01, 0.9)
     assert script.is_good(-200.0, -200.0) and not script.is_good(-200.01, -200.0)
@@ -196,7 +195,7 @@ def test_the_lists(script):
     "PPODBuffer.anneal_parameters, without value demos: if not self.value_demos: -> if False:",
 )
 def test_without_threshold_a_return_must_be_positive(script):
-    """Room for five; two demos of another agent return 0 and -3. Until both are gone, any positive return will do.
+    """Room for five; two supplementary demos return 0 and -3. Until both are gone, any positive return will do.
 
     rho grows by 0.3/5 where there are value demos.
     """
@@ -494,7 +493,7 @@ def check_rollout(script, agent, buffer, noise, args):
     return states[-2]
 
 
-BOXES = {"anneal_lr": False, "norm_adv": False, "clip_vloss_coef": 0.01, "clip_reward": True}
+BOXES = {"anneal_lr": False, "norm_adv": False, "clip_vloss": True, "clip_vloss_coef": 0.01, "clip_reward": True}
 BOXES |= {"update_epochs": 4, "target_kl": 1e-12}  # two epochs of four: in the first one nothing has moved
 TRAININGS = [
     (Chance, {"update_epochs": 2, "num_minibatches": 2, "target_kl": 1e9}),
@@ -535,7 +534,7 @@ TRAININGS = [
     "sequence_loss, entropy of reset rows: entropies[trained].mean() -> entropies.mean()",
     "sequence_loss, entropy punished: - args.ent_coef * entropy -> + args.ent_coef * entropy",
     "sequence_loss, always normalised: if args.norm_adv: -> if True:",
-    "sequence_loss, never clipped: args.clip_vloss_coef -> None",
+    "sequence_loss, never clipped: if args.clip_vloss else None -> if False else None",
     "sequence_loss, mean of nothing: if len(own) == 0: -> if False:",
 )
 def test_training(script):
@@ -697,18 +696,20 @@ BAD = [  # fields of a file, and a word of what is said of it
     "read_demo, executes: allow_pickle=False -> allow_pickle=True",
     "read_demo, any environment: if json.loads(str(file[name])) != own -> if False",
     "read_demo, NaN: if not all(np.isfinite -> if False and not all(np.isfinite",
+    "PPODBuffer.load_supplementary_demos, ends the run: except (OSError, UserError) -> except KeyError",
 )
-def test_bad_demo_files(script, tmp_path, monkeypatch):
-    """A bad file is refused in a line that names it and what is wrong; nothing in it is unpickled."""
+def test_bad_demo_files(script, tmp_path, monkeypatch, capsys):
+    """A bad file is skipped with a line that names it and what is wrong; nothing in it is unpickled."""
     monkeypatch.chdir(tmp_path)
     for number, (changes, word) in enumerate(BAD):
         write(script, f"{number}/demo.npz", **changes)
-        path, told = Path(f"{number}/demo.npz"), ""
+        demos = store(script, supplementary_demos_dir=str(number), env_id="none")
         try:
-            script.read_demo(path, script.Args(env_id="none"), LINE, TWO)
-        except script.UserError as error:
-            told = str(error)
-        assert str(path) in told and word in told
+            demos.load_supplementary_demos()
+        except script.UserError:
+            raise AssertionError("it ended the run") from None
+        error = capsys.readouterr().err
+        assert str(Path(str(number), "demo.npz")) in error and word in error and not demos.reward_demos
 
 
 @catches(
@@ -735,22 +736,45 @@ def test_initial_demos(script, tmp_path):
 
 
 @catches(
+    "PPODBuffer.load_supplementary_demos, taken again and again: if checksum in self.seen: -> if False:",
     "PPODBuffer.state_dict, values are lost: vars(demo) | demo -> vars(demo) | {'max_value': 0.0} | demo",
     "PPODBuffer.load_state_dict, demos stay tensors: demo.arrays(np.asarray) -> demo.arrays(torch.as_tensor)",
+    "PPODBuffer.save_demos, never: or self.rollouts % self.args.save_demos_every == 0 -> or False",
     "PPODBuffer.save_demos, a person's are saved: if not demo.human -> if True",
     "PPODBuffer.save_demos, the worst: -demo.total -> demo.total",
     "PPODBuffer.save_demos, the lowest: -demo.max_value -> demo.max_value",
 )
-def test_saved_demos(script, tmp_path, monkeypatch):
-    """The agent's two best are saved, and the two highest value demos. A checkpoint keeps all."""
+def test_supplementary_and_saved_demos(script, tmp_path, monkeypatch, capsys):
+    """A file is taken once, also after a resume and if the same is written again; one that was half written is looked
+    at again when it has changed. The agent's two best are saved, and the two highest value demos; every second
+    rollout, and at the end."""
     monkeypatch.chdir(tmp_path)
+    counts, state = [], store(script).state_dict()
+    write(script, "new/a.npz")
+    Path("new/b.npz").write_bytes(b"half")
+    Path("new/folder.npz").mkdir()
+    for step in range(4):
+        if step == 2:
+            write(script, "new/b.npz", episode_return=0.5)
+            write(script, "new/c.npz")
+        demos = store(script, supplementary_demos_dir="new", env_id="none")
+        demos.load_state_dict(state)
+        demos.load_supplementary_demos()
+        counts.append(len(demos.reward_demos))
+        state = demos.state_dict()
+    assert counts == [1, 1, 2, 2] and capsys.readouterr().err.count("skipped") == 1 + 4
     reward = [make_demo(script, total=t) for t in (2.0, 4.0, 3.0)] + [make_demo(script, total=9.0, human=True)]
     value = [make_demo(script, length=n, max_value=v) for n, v in ((3, 0.1), (5, 0.3), (4, 0.2))]
-    given = {"num_agent_demos_to_save": 2, "target_agent_demos_dir": "best", "env_id": "none"}
+    given = {"num_agent_demos_to_save": 2, "target_agent_demos_dir": "best", "save_demos_every": 2, "env_id": "none"}
     demos = store(script, reward, value, **given)
     saved = lambda name, what: [np.load(path)[what] for path in sorted(Path("best", name).glob("*.npz"))]
-    demos.save_demos()
+    demos.save_demos(is_finished=False)
+    assert not Path("best").exists()
+    demos.save_demos(is_finished=False)
     assert saved("reward", "episode_return") == [4, 3] and [len(r) for r in saved("value", "reward")] == [5, 4]
+    demos.add_reward_demo(make_demo(script, total=10.0))
+    demos.save_demos(is_finished=True)
+    assert saved("reward", "episode_return") == [10, 4]
     again = store(script)
     again.load_state_dict(demos.state_dict())
     for old, new in zip(demos.reward_demos + demos.value_demos, again.reward_demos + again.value_demos, strict=True):
@@ -788,6 +812,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--num-steps 33 --recurrent": "chunks of 32", "--rho 0.6 --phi 0.4": "rho + phi"}
     refused |= {"--num-envs 1 --num-steps 32 --num-minibatches 2 --recurrent": "num_minibatches"}
     refused |= {"--initial-human-demos-dir nowhere": "demos/record.py --env-id CartPole-v1"}
+    refused |= {"--supplementary-demos-dir nowhere": "nowhere"}
     refused |= {f"--target-agent-demos-dir {__file__}": "is a file"}
     refused = {f"--env-id CartPole-v1 {flags}": words for flags, words in refused.items()}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)

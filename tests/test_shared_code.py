@@ -17,16 +17,16 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (70450, 550),
+    "ppo.py": (70550, 550),
     "ddpg_td3.py": (67400, 475),
     "dqn.py": (61000, 380),
     "es.py": (63300, 380),
     "maddpg_matd3.py": (79550, 635),
-    "mappo.py": (86750, 700),
-    "ppo_ddp.py": (79550, 580),
-    "ppo_masked.py": (66450, 465),
-    "ppo_rnd.py": (75200, 635),
-    "ppod.py": (92200, 840),
+    "mappo.py": (86800, 700),
+    "ppo_ddp.py": (79650, 580),
+    "ppo_masked.py": (72300, 550),
+    "ppo_rnd.py": (75250, 640),
+    "ppod.py": (94150, 865),
     "qlearning.py": (52300, 300),
     "rainbow.py": (77250, 685),
     "reinforce.py": (51050, 300),

@@ -62,7 +62,7 @@ def train(args, envs, team):
         return -torch.min(r * A, r.clamp(0.8, 1.2) * A) + args.ent_coef * (log_p.exp() * log_p).sum()
 
     def value_loss(*step):
-        v, far, (mean, std) = value(*step), args.clip_vloss_coef or 1e9, scale()
+        v, far, (mean, std) = value(*step), args.clip_vloss_coef if args.clip_vloss else 1e9, scale()
         v = torch.stack([v, values[step] + (v - values[step]).clamp(-far, far)])
         x, delta = ((returns[step] - mean) / std - v).abs(), args.huber_delta
         return torch.where(x < delta, x**2 / 2, delta * (x - delta / 2)).max()

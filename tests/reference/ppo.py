@@ -28,7 +28,7 @@ def textbook_loss(pi, values, batch, args, norm_adv, own):
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     near = torch.where(advantages > 0, ratios.clamp(max=1 + eps), ratios.clamp(min=1 - eps))
     errors = (values - batch.returns) ** 2
-    if args.clip_vloss_coef is not None:
+    if args.clip_vloss:
         moved = (values - batch.old_values).clamp(-args.clip_vloss_coef, args.clip_vloss_coef)
         errors = torch.maximum(errors, (batch.old_values + moved - batch.returns) ** 2)
     figures = {"policy_loss": -(near * advantages).mean(), "value_loss": errors.mean() / 2}

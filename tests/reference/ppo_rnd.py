@@ -94,7 +94,7 @@ def train(args, world):
                 batch = ppo.Batch(*[torch.as_tensor(field[at]) for field in fields])
                 loss, found = ppo.ppo_loss(partial(ppo.Agent.forward, agent), batch, args)
                 values, old = agent.intrinsic_critic(batch.obs)[:, 0], torch.tensor(w[at])
-                other = ppo.value_loss(values, old, torch.tensor((b + w)[at]), args.clip_vloss_coef)
+                other = ppo.value_loss(values, old, torch.tensor((b + w)[at]), 0.2 if args.clip_vloss else None)
                 found |= {"loss": loss + 0.7 * other, "intrinsic_value_loss": other}
                 found["predictor_loss"] = novelty(next_obs[at][: math.ceil(args.predictor_share * len(rows))]).mean()
                 optimizer.zero_grad()
