@@ -201,37 +201,30 @@ class Agent(nn.Module):
             log_probs, entropies = categorical(output, actions, self.output_sizes)
         return log_probs, entropies, self.critic(features).squeeze(1)
 
-    def draw_noise(self, rng, num_steps, num_envs):
-        """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
-
-        For categories it is Gumbel noise: the argmax of logits + noise is a draw from their softmax
-        (the Gumbel-max trick), in half the time of torch.distributions.Categorical.
-        """
-        draw = rng.standard_normal if self.continuous else rng.gumbel
-        noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
-        return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
-
     @torch.inference_mode()  # as no_grad, but faster
-    def sample(self, obs, noise):
-        """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs).
+    def sample(self, obs, rng=None):
+        """Actions (B, D) for a NumPy array of observations (B, …), drawn with the generator `rng`.
 
-        With noise 0 they are the most likely: the mean of a Gaussian, the category with the largest
-        logit.
+        The argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick), in
+        half the time of torch.distributions.Categorical. Without rng, the most likely actions.
         """
         dtype = torch.uint8 if self.image else torch.float32
         obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
         output = self.actor(self.features(obs))
+        if rng is not None:
+            draw = rng.standard_normal if self.continuous else rng.gumbel
+            noise = torch.as_tensor(draw(size=output.shape), dtype=torch.float32, device=self.device)
+            output = output + (self.log_std.exp() * noise if self.continuous else noise)
         if self.continuous:
-            return (output + self.log_std.exp() * noise).cpu().numpy()
-        logits_of_factors = (output + noise).split(self.output_sizes, dim=1)
-        actions = [logits.argmax(dim=1) for logits in logits_of_factors]
+            return output.cpu().numpy()
+        actions = [logits.argmax(dim=1) for logits in output.split(self.output_sizes, dim=1)]
         return torch.stack(actions, dim=1).cpu().numpy()
 
     def act(self, obs):
         """What the deterministic policy does for observations (B, …), as the environment takes it."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
-        return self.to_env(self.sample(obs, noise=0))
+        return self.to_env(self.sample(obs))
 
     def to_env(self, actions):
         """Actions (B, D) as the environment takes them, in the space's bounds, shape and type."""
@@ -343,7 +336,7 @@ class RolloutBuffer:
         D = math.prod(action_space.shape)  # 1 for Discrete, whose shape is ()
         obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
         action_dtype = np.float32 if isinstance(action_space, spaces.Box) else np.int64
-        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # one more: what the last step led to
+        self.obs = np.zeros((T + 1, N, *observation_space.shape), obs_dtype)  # row T: after the last step
         self.actions = np.zeros((T, N, D), action_dtype)
         self.rewards = np.zeros((T, N), np.float32)
         self.terminated = np.zeros((T, N), bool)
@@ -352,16 +345,23 @@ class RolloutBuffer:
         self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
         self.rows = None  # a Batch of all rows, made by compute_advantages
 
-    def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of X, the discounted sum so far; clip to ±10.
+    def scale_rewards(self, stats, args):
+        """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
+
+        Scaled ones are divided by the running standard deviation of X, the discounted sum so far;
+        at most ±10.
 
             X_t = r_t + gamma X_{t-1}
 
         X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
+        if args.clip_reward:
+            self.rewards[:] = np.sign(self.rewards)
+        if not args.normalize_reward:
+            return
         X = np.zeros(self.rewards.shape)
         for t in range(len(X)):
-            X[t] = self.rewards[t] + gamma * self.rewards_so_far
+            X[t] = self.rewards[t] + args.gamma * self.rewards_so_far
             self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
         stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
@@ -504,23 +504,18 @@ def train(args):
     buffer = RolloutBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
     envs, obs, reset_rows, rng = run.new_envs()
     while not run.is_finished():
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             buffer.obs[t] = obs
             buffer.reset_rows[t] = reset_rows
-            buffer.actions[t] = agent.sample(obs, noise[t])
-            actions = agent.to_env(buffer.actions[t])
-            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            buffer.actions[t] = agent.sample(obs, rng)
+            obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(buffer.actions[t]))
             run.count(obs, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.rewards[t] = rewards
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
             reset_rows = terminated | truncated  # of the next step
         buffer.obs[-1] = obs
-        if args.clip_reward:
-            buffer.rewards[:] = np.sign(buffer.rewards)
-        if args.normalize_reward:
-            buffer.scale_rewards(agent.return_stats, args.gamma)
+        buffer.scale_rewards(agent.return_stats, args)
 
         old_log_probs, values = buffer.log_probs_and_values(agent)
         buffer.compute_advantages(old_log_probs, values, old_log_probs, args)  # pi is pi_old still
@@ -545,8 +540,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint, and a resumed run begins like this
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()

@@ -223,20 +223,18 @@ class MaskedAgent(nn.Module):
         pi = MaskedCategorical(self.actor(obs), masks, self.output_sizes)
         return pi.log_prob(actions), pi.entropy(), self.critic(obs).squeeze(1)
 
-    def draw_noise(self, rng, num_steps, num_envs):
-        """Noise (num_steps, num_envs, choices) for `sample`, from the NumPy generator `rng`."""
-        noise = rng.gumbel(size=(num_steps, num_envs, self.choices))
-        return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
-
     @torch.inference_mode()  # as no_grad, but faster
-    def sample(self, obs, masks, noise):
-        """Valid actions (B, factors) for NumPy arrays of observations and masks; `noise` (B, choices).
+    def sample(self, obs, masks, rng=None):
+        """Valid actions (B, factors) for NumPy arrays of observations and masks, drawn with `rng`.
 
         The argmax (`mode`) of masked logits + Gumbel noise is a draw from their softmax (the
-        Gumbel-max trick). With noise 0 the actions are the most likely.
+        Gumbel-max trick). Without rng, the most likely actions.
         """
-        noisy_logits = self.actor(obs) + noise
-        return MaskedCategorical(noisy_logits, masks, self.output_sizes).mode().cpu().numpy()
+        logits = self.actor(obs)
+        if rng is not None:
+            noise = rng.gumbel(size=logits.shape)
+            logits = logits + torch.as_tensor(noise, dtype=torch.float32, device=self.device)
+        return MaskedCategorical(logits, masks, self.output_sizes).mode().cpu().numpy()
 
     def split(self, rows):
         """Cut rows of MaskedEnvs, (B, features + choices), in two: (observations, masks)."""
@@ -250,7 +248,7 @@ class MaskedAgent(nn.Module):
         if rows.ndim != 2:
             raise ValueError("act takes a batch of observations with masks; for one: act(row[None])[0]")
         obs, masks = self.split(rows)
-        return self.to_env(self.sample(obs, masks, noise=0))
+        return self.to_env(self.sample(obs, masks))
 
     def to_env(self, actions):
         """Actions (B, factors) as the environment takes them: in the space's shape and type."""
@@ -342,16 +340,23 @@ class MaskableRolloutBuffer:
         check_masks(masks, self.output_sizes)
         self.action_masks[t] = masks
 
-    def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of X, the discounted sum so far; clip to ±10.
+    def scale_rewards(self, stats, args):
+        """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
+
+        Scaled ones are divided by the running standard deviation of X, the discounted sum so far;
+        at most ±10.
 
             X_t = r_t + gamma X_{t-1}
 
         X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
+        if args.clip_reward:
+            self.rewards[:] = np.sign(self.rewards)
+        if not args.normalize_reward:
+            return
         X = np.zeros(self.rewards.shape)
         for t in range(len(X)):
-            X[t] = self.rewards[t] + gamma * self.rewards_so_far
+            X[t] = self.rewards[t] + args.gamma * self.rewards_so_far
             self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
         stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
@@ -382,15 +387,13 @@ class MaskableRolloutBuffer:
     def compute_advantages(self, log_probs, values, args):
         """Set self.rows from log_probs (T, N) and values (T + 1, N) of the agent that has just played."""
         on_device = partial(torch.as_tensor, device=values.device)
-        rewards = on_device(self.rewards)
         ends = on_device(self.terminated), on_device(self.truncated)
-        old_values, next_values = values[:-1], values[1:]
-        decays = args.gamma, args.gae_lambda
-        advantages, returns = compute_gae(rewards, old_values, next_values, *ends, *decays)
+        steps = on_device(self.rewards), values[:-1], values[1:], *ends
+        advantages, returns = compute_gae(*steps, args.gamma, args.gae_lambda)
         self.rows = MaskableRolloutBufferSamples(
             observations=on_device(self.obs[:-1]),
             actions=on_device(self.actions),
-            old_values=old_values,
+            old_values=values[:-1],
             old_log_prob=log_probs,
             advantages=advantages,
             returns=returns,
@@ -508,20 +511,16 @@ def train(args):
     buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
     envs, obs_and_masks, reset_rows, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
     while not run.is_finished():
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             obs, masks = agent.split(obs_and_masks)
-            actions = agent.sample(obs, masks, noise[t])
+            actions = agent.sample(obs, masks, rng)
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             run.count(obs_and_masks, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
             reset_rows = terminated | truncated  # of the next step
         last_obs, _ = agent.split(obs_and_masks)
         buffer.set_obs(args.num_steps, last_obs)
-        if args.clip_reward:
-            buffer.rewards[:] = np.sign(buffer.rewards)
-        if args.normalize_reward:
-            buffer.scale_rewards(agent.return_stats, args.gamma)
+        buffer.scale_rewards(agent.return_stats, args)
 
         log_probs, values = buffer.log_probs_and_values(agent)  # of the agent that has just played
         buffer.compute_advantages(log_probs, values, args)
@@ -541,8 +540,7 @@ def train(args):
                 break
         scheduler.step()
 
-        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint, and a resumed run begins like this
             envs, obs_and_masks, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
@@ -567,11 +565,11 @@ VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. docs/ppo_masked.md says how they were confirmed.
-SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "anneal_lr": True,
-                  "ent_coef": 0.01, "normalize_reward": False}  # fmt: skip
 TUNED = {
-    "Taxi-v4": SHORT_ROLLOUTS | {"num_envs": 16, "learning_rate": 2e-3, "gamma": 0.98, "total_timesteps": 300_000},
-}
+    "Taxi-v4": {"num_envs": 16, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2e-3,
+                "anneal_lr": True, "gamma": 0.98, "ent_coef": 0.01, "normalize_reward": False,
+                "total_timesteps": 300_000},
+}  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
 
 

@@ -78,9 +78,7 @@ class Args:
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
     predictor_learning_rate: float = 1e-4  # Adam's learning rate for the predictor, never annealed
-    predictor_share: float = (
-        0.25  # part of each minibatch, a row at least, that trains the predictor; less: novelty fades more slowly
-    )
+    predictor_share: float = 0.25  # part of a minibatch that trains the predictor; less: novelty fades more slowly
     random_steps: int = 100  # steps of random play in each environment, for RND's first statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
@@ -219,37 +217,30 @@ class CuriousAgent(nn.Module):
         intrinsic_values = self.intrinsic_critic(features).squeeze(1)
         return log_probs, entropies, values, intrinsic_values
 
-    def draw_noise(self, rng, num_steps, num_envs):
-        """Noise (num_steps, num_envs, outputs) for `sample`, from the NumPy generator `rng`.
-
-        For categories it is Gumbel noise: the argmax of logits + noise is a draw from their softmax
-        (the Gumbel-max trick), in half the time of torch.distributions.Categorical.
-        """
-        draw = rng.standard_normal if self.continuous else rng.gumbel
-        noise = draw(size=(num_steps, num_envs, sum(self.output_sizes)))
-        return torch.as_tensor(noise, dtype=torch.float32, device=self.device)
-
     @torch.inference_mode()  # as no_grad, but faster
-    def sample(self, obs, noise):
-        """Actions (B, D) for a NumPy array of observations (B, …); `noise` (B, outputs).
+    def sample(self, obs, rng=None):
+        """Actions (B, D) for a NumPy array of observations (B, …), drawn with the generator `rng`.
 
-        With noise 0 they are the most likely: the mean of a Gaussian, the category with the largest
-        logit.
+        The argmax of logits + Gumbel noise is a draw from their softmax (the Gumbel-max trick), in
+        half the time of torch.distributions.Categorical. Without rng, the most likely actions.
         """
         dtype = torch.uint8 if self.image else torch.float32
         obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
         output = self.actor(self.features(obs))
+        if rng is not None:
+            draw = rng.standard_normal if self.continuous else rng.gumbel
+            noise = torch.as_tensor(draw(size=output.shape), dtype=torch.float32, device=self.device)
+            output = output + (self.log_std.exp() * noise if self.continuous else noise)
         if self.continuous:
-            return (output + self.log_std.exp() * noise).cpu().numpy()
-        logits_of_factors = (output + noise).split(self.output_sizes, dim=1)
-        actions = [logits.argmax(dim=1) for logits in logits_of_factors]
+            return output.cpu().numpy()
+        actions = [logits.argmax(dim=1) for logits in output.split(self.output_sizes, dim=1)]
         return torch.stack(actions, dim=1).cpu().numpy()
 
     def act(self, obs):
         """What the deterministic policy does for observations (B, …), as the environment takes it."""
         if obs.shape[1:] != self.observation_shape:
             raise ValueError("act takes a batch of observations; for one, it is act(obs[None])[0]")
-        return self.to_env(self.sample(obs, noise=0))
+        return self.to_env(self.sample(obs))
 
     def to_env(self, actions):
         """Actions (B, D) as the environment takes them, in the space's bounds, shape and type."""
@@ -442,16 +433,23 @@ class CuriousBuffer:
         self.rewards_so_far = np.zeros(N)  # discounted, of the episodes under way: see scale_rewards
         self.rows = None  # a Batch of all rows, made by compute_advantages
 
-    def scale_rewards(self, stats, gamma):
-        """Divide rewards by the running standard deviation of X, the discounted sum so far; clip to ±10.
+    def scale_rewards(self, stats, args):
+        """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
+
+        Scaled ones are divided by the running standard deviation of X, the discounted sum so far;
+        at most ±10.
 
             X_t = r_t + gamma X_{t-1}
 
         X starts at 0 in each episode, not in each rollout. `stats` is the RunningMeanStd of X.
         """
+        if args.clip_reward:
+            self.rewards[:] = np.sign(self.rewards)
+        if not args.normalize_reward:
+            return
         X = np.zeros(self.rewards.shape)
         for t in range(len(X)):
-            X[t] = self.rewards[t] + gamma * self.rewards_so_far
+            X[t] = self.rewards[t] + args.gamma * self.rewards_so_far
             self.rewards_so_far = np.where(self.terminated[t] | self.truncated[t], 0, X[t])
         stats.update(X[~self.reset_rows])
         self.rewards[:] = np.clip(self.rewards / math.sqrt(stats.var.item() + 1e-8), -10, 10)
@@ -498,22 +496,23 @@ class CuriousBuffer:
 
     def minibatches(self, num_minibatches, rng):
         """Yield Batches that together hold every row but the reset rows once, in random order."""
-        if self.rows is None:
-            raise ValueError("compute_advantages comes first: it makes the rows")
         order = rng.permutation(np.flatnonzero(~self.reset_rows))
         flat_rows = Batch(*[field.flatten(0, 1) for field in self.rows])
         for chosen in torch.as_tensor(order, device=self.rows.obs.device).tensor_split(num_minibatches):
             yield Batch(*[field[chosen] for field in flat_rows])
 
-    def explained_variance(self):
-        """Of the extrinsic critic: 1 if it foresaw all returns R, 0 if no better than a constant.
+    def metrics(self):
+        """A dict to log: the mean intrinsic reward, and the explained variance of the extrinsic critic.
 
-        EV = 1 - Var(R - V) / Var(R)
+            EV = 1 - Var(R - V) / Var(R)
+
+        EV is 1 if the critic foresaw all returns R, 0 if it was no better than a constant.
         """
-        played = torch.as_tensor(~self.reset_rows, device=self.rows.returns.device)
-        returns = self.rows.returns[played]
-        errors = returns - self.rows.old_values[played]
-        return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
+        played = torch.as_tensor(~self.reset_rows)
+        returns = self.rows.returns.cpu()[played]
+        errors = returns - self.rows.old_values.cpu()[played]
+        explained = 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
+        return {"explained_variance": explained, "intrinsic_reward": self.intrinsic_rewards[played].mean()}
 
 
 # -------------------------------------------------------------------------------------------- losses
@@ -583,9 +582,8 @@ def train(args):
     set_threads(agent.image)
     run = Run(args, envs)
     rnd = make_rnd(run, agent.device)  # plays random steps, for its first statistics of observations
-    agents = {"params": agent.parameters(), "lr": args.learning_rate, "eps": 1e-5}
-    predictors = {"params": rnd.predictor.parameters(), "lr": args.predictor_learning_rate}
-    optimizer = torch.optim.Adam([agents, predictors], fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer.add_param_group({"params": rnd.predictor.parameters(), "lr": args.predictor_learning_rate, "eps": 1e-8})
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the agent's learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [factor, lambda _: 1.0])
     run.start(agent=agent, rnd=rnd, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
@@ -593,30 +591,22 @@ def train(args):
     buffer = CuriousBuffer(args.num_steps, args.num_envs, envs.single_observation_space, agent.action_space)
     envs, obs, reset_rows, rng = run.new_envs()
     while not run.is_finished():
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)  # all at once: that is faster
         for t in range(args.num_steps):
             buffer.obs[t] = obs
             buffer.reset_rows[t] = reset_rows
-            buffer.actions[t] = agent.sample(obs, noise[t])
-            actions = agent.to_env(buffer.actions[t])
-            obs, rewards, terminated, truncated, _ = envs.step(actions)
+            buffer.actions[t] = agent.sample(obs, rng)
+            obs, rewards, terminated, truncated, _ = envs.step(agent.to_env(buffer.actions[t]))
             run.count(obs, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.rewards[t] = rewards
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
             reset_rows = terminated | truncated  # of the next step
         buffer.obs[-1] = obs
-        if args.clip_reward:
-            buffer.rewards[:] = np.sign(buffer.rewards)
-        if args.normalize_reward:
-            buffer.scale_rewards(agent.return_stats, args.gamma)
+        buffer.scale_rewards(agent.return_stats, args)
 
-        # Before the predictor learns from these observations:
         buffer.intrinsic_rewards = rnd.rewards(buffer.next_obs, buffer.reset_rows, args)
-        log_probs, values, intrinsic_values = buffer.log_probs_and_values(agent)
-        buffer.compute_advantages(log_probs, values, intrinsic_values, args)
-        run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
-        run.log(intrinsic_reward=buffer.intrinsic_rewards[~buffer.reset_rows].mean())
+        buffer.compute_advantages(*buffer.log_probs_and_values(agent), args)
+        run.log(**buffer.metrics(), learning_rate=scheduler.get_last_lr()[0])
 
         for _ in range(args.update_epochs):
             agent.train()  # dropout, if you add it, acts in the loss alone
@@ -636,8 +626,7 @@ def train(args):
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss see the same x
-        # True after a checkpoint. It holds no environments: make new ones, as a resumed run does.
-        if run.write_what_is_due():
+        if run.write_what_is_due():  # a checkpoint, and a resumed run begins like this
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()

@@ -375,12 +375,13 @@ class SequenceBuffer:
         self.reset_rows = np.zeros((T, N), bool)
         self.demos = np.full((T, N), None)  # the Demo that a row replays, or None
         self.state = torch.zeros(N, 0)  # the GRU's (N, gru_size) before row 0, set by `train`
-        self.rewards_so_far = np.zeros(N)  # discounted: X of transform_rewards
+        self.rewards_so_far = np.zeros(N)  # discounted: X of scale_rewards
 
-    def transform_rewards(self, stats, args):
-        """Change the rewards that are learnt from: signs if clip_reward; scaled if normalize_reward.
+    def scale_rewards(self, stats, args):
+        """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
 
-        Scaled: divided by the running standard deviation of X, the discounted sum so far; at most ±10.
+        Scaled ones are divided by the running standard deviation of X, the discounted sum so far;
+        at most ±10.
 
             X_t = r_t + gamma X_{t-1}
 
@@ -834,7 +835,7 @@ def train(args):
 
         buffer.add_log_probs_and_values(agent)  # replayed actions count as certain
         demo_buffer.track_potential_demos(buffer)  # before rewards are scaled: demos keep them raw
-        buffer.transform_rewards(agent.return_stats, args)
+        buffer.scale_rewards(agent.return_stats, args)
         buffer.compute_advantages(args)
         run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
         run.log(**demo_buffer.metrics(run.step))

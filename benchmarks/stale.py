@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT))
 import ppo  # noqa: E402
 
 
-def play(buffer, actor, run, envs, obs, reset_rows, noise):
+def play(buffer, actor, run, envs, obs, reset_rows, rng):
     """Fill the buffer with what `actor` does: (the last observations, whether episodes ended with them)."""
-    for t in range(len(noise)):
+    for t in range(len(buffer.rewards)):
         buffer.obs[t] = obs
         buffer.reset_rows[t] = reset_rows
-        buffer.actions[t] = actor.sample(obs, noise[t])
+        buffer.actions[t] = actor.sample(obs, rng)
         obs, buffer.rewards[t], buffer.terminated[t], buffer.truncated[t], _ = envs.step(
             actor.to_env(buffer.actions[t])
         )
@@ -54,10 +54,8 @@ def train(args, moved, lag=4):
     while not run.is_finished():
         weights.append(copy.deepcopy(agent.state_dict()))
         actor.load_state_dict(weights[0])
-        noise = agent.draw_noise(rng, args.num_steps, args.num_envs)
-        obs, reset_rows = play(buffer, actor, run, envs, obs, reset_rows, noise)
-        if args.normalize_reward:
-            buffer.scale_rewards(agent.return_stats, args.gamma)
+        obs, reset_rows = play(buffer, actor, run, envs, obs, reset_rows, rng)
+        buffer.scale_rewards(agent.return_stats, args)
         old_log_probs, _ = buffer.log_probs_and_values(actor)
         optimizer.param_groups[0]["lr"] = args.learning_rate * (run.remaining() if args.anneal_lr else 1)
         for epoch in range(args.update_epochs):

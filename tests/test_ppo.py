@@ -282,14 +282,14 @@ def test_reward_scaling(script):
     buffer.reset_rows[2, 0], buffer.reset_rows[1, 1] = True, True
     buffer.rewards_so_far[0] = 2
     stats = script.RunningMeanStd()
-    buffer.scale_rewards(stats, 0.5)
+    buffer.scale_rewards(stats, script.Args(gamma=0.5))
     close([stats.mean.item(), stats.var.item(), stats.count.item()], [3.1875, 0.74609375, 8])
     close(buffer.rewards, rewards / math.sqrt(0.74609375))
     close(buffer.rewards_so_far, [3, 4.5])  # for the next rollout
     for sign in (1, -1):
         buffer = script.RolloutBuffer(1, 2, NUMBER, TWO)
         buffer.rewards[:] = 3 * sign
-        buffer.scale_rewards(script.RunningMeanStd(), 0.5)
+        buffer.scale_rewards(script.RunningMeanStd(), script.Args(gamma=0.5))
         close(buffer.rewards, [[10 * sign, 10 * sign]])
 
 
@@ -349,9 +349,9 @@ def make_agent(script, name="Box", output=None, observation_space=THREE):
     "scale_and_bias, the whole width: high / 2 - low / 2 -> high - low",
     "scale_and_bias, bounds where there are none: low[~bounded] = -1 -> low[~bounded] = -3",
     'Agent.to_env, start forgotten: getattr(space, "start", 0) -> 0',
-    "Agent.draw_noise, normal for all: rng.standard_normal if self.continuous else rng.gumbel -> rng.standard_normal",
-    "Agent.draw_noise, all alike: draw(size=(num_steps, num_envs, -> np.ones((num_envs, 1)) * draw(size=(num_steps, 1,",
-    "Agent.sample, no noise: (output + noise) -> (output)",
+    "Agent.sample, normal for all: rng.standard_normal if self.continuous else rng.gumbel -> rng.standard_normal",
+    "Agent.sample, all alike: draw(size=output.shape) -> draw(size=output.shape[1:])",
+    "Agent.sample, no noise: noise if self.continuous else noise -> noise if self.continuous else 0",
     "Agent.sample, log_std for std: self.log_std.exp() -> self.log_std",
 )
 def test_actions(script):
@@ -366,7 +366,7 @@ def test_actions(script):
         close(played, expected)
         assert played.dtype == space.dtype and all(space.contains(action) for action in played)
         close(agent.act(np.ones((1, 3), np.float32)), likeliest)
-    draw = lambda agent: agent.sample(nothing, agent.draw_noise(np.random.default_rng(0), 1, 20_000)[0])
+    draw = lambda agent: agent.sample(nothing, np.random.default_rng(0))
     nothing, factors = np.zeros((20_000, 3), np.float32), [[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]
     agent = make_agent(script, "MultiBinary", np.log(factors, dtype=np.float32).ravel())
     counts = np.bincount(np.ravel_multi_index(draw(agent).T, (2, 2, 2)), minlength=8)
@@ -412,7 +412,7 @@ def test_networks(script):
     for shown in (images, np.moveaxis(images, 1, 3)):
         agent = make_agent(script, observation_space=spaces.Box(0, 255, shown.shape[1:], np.uint8))
         hidden = agent.cnn.linear(agent.cnn.convolutions(torch.as_tensor(images) / 255)).relu()
-        close(agent.sample(shown, 0), agent.actor(hidden))
+        close(agent.sample(shown), agent.actor(hidden))
         close(agent(torch.as_tensor(shown), torch.zeros(3, 2))[2], agent.critic(hidden)[:, 0])
 
 
@@ -495,8 +495,8 @@ def walk(script, name="Discrete from 5", **args):
     "train, V-trace keeps the first estimates: epoch > 0 -> False",
     "train, clipped round what the epoch began with: (log_probs, values, old_log -> (log_probs, values, log",
     "train, reset rows in the statistics: [:-1][~buffer.reset_rows] -> [:-1]",
-    "train, statistics updated before learning: if args.clip_reward: -> agent.obs_stats and agent.obs_stats.update("
-    "buffer.obs[:-1][~buffer.reset_rows])\n        if args.clip_reward:",
+    "train, statistics updated before learning: buffer.scale_rewards( -> agent.obs_stats and agent.obs_stats.update("
+    "buffer.obs[:-1][~buffer.reset_rows])\n        buffer.scale_rewards(",
     "train, reported returns are signs: run.count(obs, rewards, -> run.count(obs, np.sign(rewards),",
 )
 def test_training(script):
@@ -573,7 +573,7 @@ def test_what_is_changed_is_what_runs(script, edit):
     run = rehearse(tools.with_mistake(script, edit), Probe, **EASY)
     obs = np.random.default_rng(0).normal(size=(5, 1)).astype(np.float32)
     logits = run.agent.actor(run.agent.features(torch.tensor(obs)))
-    assert run.agent.sample(obs, 0)[:, 0].tolist() == logits.argmax(1).tolist()
+    assert run.agent.sample(obs)[:, 0].tolist() == logits.argmax(1).tolist()
     log_probs, _, _ = run.agent(torch.tensor(obs), torch.zeros(5, 1, dtype=torch.int64))
     close(log_probs, logits.log_softmax(1)[:, 0])
     assert ("ratio" in run.metrics) == ("metric" in edit) and len(set(map(len, run.metrics.values()))) == 1

@@ -172,8 +172,10 @@ def train_alone(processes, **settings):
         obs, _ = envs.reset(seed=[seed + n for seed in seeds for n in range(N // processes)])
         return envs, obs, dones, rngs
 
-    def draw_noise(agent, rngs, num_steps, num_envs):
-        return torch.cat([draw(agent, rng, num_steps, num_envs // processes) for rng in rngs], dim=1)
+    def sample(agent, obs, rngs=None):
+        if rngs is None:
+            return draw(agent, obs)
+        return np.concatenate([draw(agent, part, rng) for part, rng in zip(np.split(obs, processes), rngs)])
 
     def minibatches(buffer, number, rngs):
         parts = []
@@ -185,10 +187,10 @@ def train_alone(processes, **settings):
             parts.append(split(part, number, rng))
         return (ppo.Batch(*map(torch.cat, zip(*batches))) for batches in zip(*parts))
 
-    original, draw, split = ppo.Run.new_envs, ppo.Agent.draw_noise, ppo.RolloutBuffer.minibatches
+    original, draw, split = ppo.Run.new_envs, ppo.Agent.sample, ppo.RolloutBuffer.minibatches
     with (
         mock.patch.object(ppo.Run, "new_envs", new_envs),
-        mock.patch.object(ppo.Agent, "draw_noise", draw_noise),
+        mock.patch.object(ppo.Agent, "sample", sample),
         mock.patch.object(ppo.RolloutBuffer, "minibatches", minibatches),
     ):
         return rehearse(ppo, Chance, **settings)

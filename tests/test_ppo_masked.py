@@ -198,28 +198,27 @@ def test_the_first_ratio(script):
 
 
 @catches(
-    "MaskedAgent.sample, no chance in it: + noise -> + 0 * noise",
-    "MaskedAgent.sample, acts without masks: noisy_logits, masks -> noisy_logits, None",
-    "MaskedAgent.draw_noise, not a draw from the softmax: rng.gumbel( -> rng.normal(",
-    "MaskedAgent.draw_noise, once for all environments: num_envs, self.choices)) -> 1, self.choices))",
+    "MaskedAgent.sample, no chance in it: if rng is not None: -> if False:",
+    "MaskedAgent.sample, acts without masks: (logits, masks, -> (logits, None,",
+    "MaskedAgent.sample, not a draw from the softmax: rng.gumbel( -> rng.normal(",
+    "MaskedAgent.sample, once for all environments: size=logits.shape -> size=logits.shape[1:]",
     "MaskedCategorical.sample, another generator: generator=generator -> generator=None",
     "MaskedAgent.act, without masks: self.sample(obs, masks -> self.sample(obs, masks | True",
     'MaskedAgent.to_env, start forgotten: getattr(space, "start", 0) -> 0',
 )
 def test_draws(script):
-    """0.1 and 0.3 of four are valid: 1/4 and 3/4 of 20,000 draws, ± 0.015. Without noise: the most likely."""
+    """0.1 and 0.3 of four are valid: 1/4 and 3/4 of 20,000 draws, ± 0.015. Without a generator: the most likely."""
     pi = script.MaskedCategorical(LOGITS.expand(20_000, 4), MASK.expand(20_000, 4))
     agent = script.MaskedAgent({"observation": NUMBER}, spaces.Discrete(4, start=-1), script.Args())
     agent.actor[-1].bias.data = LOGITS[0]
     obs, masks = np.zeros((20_000, 1), np.float32), np.tile(MASK.numpy(), (20_000, 1))
-    noise = agent.draw_noise(np.random.default_rng(0), 1, 20_000)[0]
     draws = [pi.sample(torch.Generator().manual_seed(3)).numpy() for _ in range(2)]
     assert (draws[0] == draws[1]).all()
-    for actions in (draws[0], agent.sample(obs, masks, noise)[:, 0]):
+    for actions in (draws[0], agent.sample(obs, masks, np.random.default_rng(0))[:, 0]):
         close(np.bincount(actions) / 20_000, [0.25, 0, 0.75], atol=0.015)
     agent.actor[-1].bias.data = torch.tensor([1.0, 4, 2, 3])
     masks = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
-    assert agent.sample(obs[:3], masks, 0).ravel().tolist() == [2, 1, 0]
+    assert agent.sample(obs[:3], masks).ravel().tolist() == [2, 1, 0]
     rows = np.concatenate([obs[:3], masks], 1, dtype=np.float32)
     assert agent.act(rows).tolist() == [1, 0, -1]
     with fails("act takes a batch of observations with masks; for one: act(row[None])[0]"):
@@ -387,15 +386,15 @@ def test_masks_from_every_source(script):
         with no_complaint(script):
             envs = script.make_envs(args, 3)
             agent = script.make_agent(args, envs)
-            noise = agent.draw_noise(np.random.default_rng(0), 16, 3)
+            rng = np.random.default_rng(0)
             rows, _ = envs.reset(seed=1)
             ended = np.zeros(3, bool)
             assert envs.source.endswith(words[source]) and "action_mask" not in agent.entries
-            for t in range(16):
+            for _ in range(16):
                 obs, masks = agent.split(rows)
                 expected = np.array(KINDS[kind][2], bool)[1 + obs[:, 0].astype(int)]
                 assert (masks == expected | ended[:, None]).all()
-                rows, _, terminated, truncated, _ = envs.step(agent.to_env(agent.sample(obs, masks, noise[t])))
+                rows, _, terminated, truncated, _ = envs.step(agent.to_env(agent.sample(obs, masks, rng)))
                 ended = terminated | truncated
     envs = script.make_envs(script.Args(env_id="Cue-v0"), 3)
     rows = lambda **infos: envs.rows(np.zeros(3), infos, np.zeros(3, bool))[:, 1:]
@@ -506,9 +505,9 @@ def plain_run(number):
     "train, last observation not stored: buffer.set_obs(args.num_steps, last_obs) -> 0",
     "train, masks of the next observation: reset_rows, masks) -> reset_rows, agent.split(obs_and_masks)[1])",
     "train, reset row that opens a rollout forgotten: for t in -> reset_rows = reset_rows & False\n        for t in",
-    "train, the same noise in all steps: noise[t] -> noise[0]",
+    "train, the same noise in all steps: (obs, masks, rng) -> (obs, masks, np.random.default_rng(0))",
     "train, limit forgotten: > args.target_kl -> > 1e9",
-    "train, rewards not clipped: if args.clip_reward -> if False",
+    "MaskableRolloutBuffer.scale_rewards, signs not learnt: if args.clip_reward -> if False",
     "train, dropout when acting: agent.eval() -> 0",
     "train, no dropout in the loss: agent.train() -> 0",
     "make_masked_agent, dropout at first: .eval() -> ",

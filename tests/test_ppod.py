@@ -514,16 +514,16 @@ TRAININGS = [
     "train, the learning rate falls: if args.anneal_lr else -> if True else",
     "train, reset rows in the statistics: [~buffer.reset_rows]) -> .reshape(-1, 2))",
     "train, only one epoch: range(args.update_epochs) -> range(1)",
-    "train, demos keep scaled rewards: demo_buffer.track -> buffer.transform_rewards(agent.return_stats, args); "
+    "train, demos keep scaled rewards: demo_buffer.track -> buffer.scale_rewards(agent.return_stats, args); "
     "demo_buffer.track",
     "RecurrentAgent.sample, deviation 1: self.log_std.exp() * noise -> noise",
     "RecurrentAgent.sample, no noise: (output + noise).split -> output.split",
     "RecurrentAgent.sample, the least likely: logits.argmax(1) -> logits.argmin(1)",
     "RecurrentAgent.sample, the state before: actions.cpu().numpy(), states[0] -> actions.cpu().numpy(), state",
     "train, the limit of the KL divergence is forgotten: > args.target_kl -> > 1e9",
-    "SequenceBuffer.transform_rewards, signs learnt unasked: if args.clip_reward: -> if True:",
-    "SequenceBuffer.transform_rewards, signs not learnt: if args.clip_reward: -> if False:",
-    "SequenceBuffer.transform_rewards, as they are: if not args.normalize_reward: -> if True:",
+    "SequenceBuffer.scale_rewards, signs learnt unasked: if args.clip_reward: -> if True:",
+    "SequenceBuffer.scale_rewards, signs not learnt: if args.clip_reward: -> if False:",
+    "SequenceBuffer.scale_rewards, as they are: if not args.normalize_reward: -> if True:",
     "SequenceBuffer.compute_advantages, from the state itself: values[1:], terminated -> values[:-1], terminated",
     "SequenceBuffer.add_log_probs_and_values, nobody is certain: self.demos.astype(bool) -> "
     "np.zeros_like(self.reset_rows)",
