@@ -1123,7 +1123,7 @@ def raise_mistyped(error, args):
         message += " One of your own is module:Id-v0, made known by gymnasium.register"
     if "Box2D" in message:  # Gymnasium's advice needs a compiler
         message = "pip install ufal-pybox2d"
-    raise UserError(f"cannot make {args.env_id} with {args.env_kwargs}: {message}") from error
+    raise UserError(f"cannot make {args.env_id} with --env-kwargs {args.env_kwargs}: {message}") from error
 
 
 def make_team_envs(args, num_envs, render=False, video=None):

@@ -422,7 +422,7 @@ def test_it_needs_no_torch(script, tmp_path):
 
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
-    refused = {"--env-id Pendulum-v1": "Discrete", "--env-kwargs [": "CliffWalking-v1 with ["}
+    refused = {"--env-id Pendulum-v1": "Discrete", "--env-kwargs [": "CliffWalking-v1 with --env-kwargs ["}
     refused |= {"--env-id MountainCar-v0 --grid-low 1": "grid_low", "--env-id CartPole-v1": "--grid-low"}
     refused["--env-id MountainCar-v0 --grid-size 9999"] = "too large"
     refused["--grid-size 0"] = refused["--num-episodes 0"] = refused["--exploration-fraction 0"] = "above 0"

@@ -693,7 +693,7 @@ REFUSED = {
     "--env-id run_worlds:Nothing-v0": "gymnasium.register",
     "--env-id importing_module:Plain-v0": "importing_module",
     '--env-kwargs {"lenght":1}': "lenght",
-    "--env-kwargs [": "with [",
+    "--env-kwargs [": "with --env-kwargs [",
     '--env-id MiniGrid-Empty-5x5-v0 --env-kwargs {"foo":1}': "'foo'",
     "--env-id run_worlds:Blind-v0 --capture-video": "'render_mode'",
     "--wrappers gymnasium.wrappers.Nope": "there is no Nope",
