@@ -65,7 +65,9 @@ class Args:
     episodes_per_candidate: int = 1  # their mean return is the candidate's return
     num_generations: int | None = None  # generations to train for, in place of total_timesteps
     sigma: float = 0.1  # standard deviation of the noise on theta; ARS calls it nu
-    fitness: Literal["centered-rank", "standardized", "raw"] = "centered-rank"  # what returns become
+    fitness: Literal["centered-rank", "standardized", "raw"] = (
+        "centered-rank"  # how returns become fitness: ranks, standardised, unchanged
+    )
     elite: float = 1.0  # learn only from the best candidates, this share of all; 1: from all
     optimizer: Literal["adam", "ascent"] = "adam"  # ascent: add learning rate * gradient to theta
     learning_rate: float = 0.05  # alpha, the step size of theta
@@ -118,7 +120,7 @@ class FlatPolicy(nn.Module):
         self.theta = nn.Parameter(first_theta(self.sizes), requires_grad=False)
         self.obs_stats = ObservationStats(inputs) if args.normalize_obs else None
         if not self.discrete:
-            self.bounded = (action_space.bounded_below & action_space.bounded_above).ravel()
+            self.bounded = is_bounded(action_space)
             self.action_scale, self.action_bias = scale_and_bias(action_space)
 
     def layers(self, parameters):
@@ -356,7 +358,7 @@ def train(args):
     envs, *_ = run.new_envs()
     set_total(run, run.num_episodes // args.population_size, args.num_generations)
     while not run.is_finished():
-        generation = run.num_episodes // args.population_size  # its number, from 0
+        generation = run.num_episodes // args.population_size  # its number: a candidate counts as an episode
         noise_seeds, episode_seeds = draw_seeds(args, generation)
         noise = draw_noise(noise_seeds, len(policy.theta))
         played = play_generation(policy, noise, episode_seeds, numbers, envs, args, run)
@@ -494,6 +496,11 @@ def scale_and_bias(box):
     low[~bounded] = -1
     high[~bounded] = 1
     return high / 2 - low / 2, high / 2 + low / 2
+
+
+def is_bounded(box):
+    """Which dimensions (D,) of a Box have two bounds, as scale_and_bias means it."""
+    return ((box.low > -1e30) & (box.high < 1e30)).ravel()
 
 
 class TrueReturn(gym.Wrapper):
@@ -670,7 +677,7 @@ def join_processes():
     if distributed.is_torchelastic_launched():
         gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")
-        atexit.register(distributed.destroy_process_group)  # its threads may abort
+        atexit.register(distributed.destroy_process_group)  # else its threads may crash the process at its end
         if distributed.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
             exchange("waiting", code=0)
@@ -700,7 +707,7 @@ def end_with_the_others(error, code=1):
     if code != 0:
         time.sleep(10)
         print(f"process {distributed.get_rank()} has lost the others: {error}", file=sys.stderr, flush=True)
-    os._exit(code)  # sys.exit may abort
+    os._exit(code)  # sys.exit may crash here
 
 
 def candidates_of_this_process(args):
@@ -958,7 +965,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1045,7 +1052,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1123,7 +1130,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

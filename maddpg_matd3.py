@@ -88,7 +88,7 @@ class Args:
     gumbel_temperature: float = 1.0  # of the softmax that gradients of discrete actions flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # of each network's hidden layers
     max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -1248,7 +1248,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1335,7 +1335,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1413,7 +1413,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -87,7 +87,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actors' hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actors'
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -747,7 +747,7 @@ def gru_cell(inputs, size):
 
 
 def categorical(logits, actions, sizes):
-    """Log-probs and entropies, each (B,), of actions (B, factors).
+    """Log-probs of actions (B, factors) and entropies of the policy, each (B,).
 
     The factors are independent of each other: their log-probs and entropies add up. The logits
     (B, sum of sizes) of all of them stand side by side.
@@ -762,7 +762,7 @@ def categorical(logits, actions, sizes):
 
 
 def gaussian(mean, actions, log_std):
-    """Log-densities and entropies, each (B,), of actions (B, D)."""
+    """Log-densities of actions (B, D) and entropies of the policy, each (B,)."""
     z = (actions - mean) / log_std.exp()
     log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -827,7 +827,7 @@ class ValueNorm(nn.Module):
 
 
 def explained_variance(steps):
-    """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
+    """Of the critic: 1 if it predicted all its targets R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
 
@@ -1434,7 +1434,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1521,7 +1521,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1599,7 +1599,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -62,12 +62,12 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: 2 * 1024 / 32 = 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE only: 0 trusts the critic, 1 the rewards
     rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/pi_old that weights a TD error
-    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that cuts the trace; at most rho_clip
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that cuts the trace; no larger than rho_clip
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -80,9 +80,9 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # by their running mean and standard deviation; never images
-    normalize_reward: bool = True  # divide by the running standard deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the running deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -124,7 +124,7 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 
 
 def categorical(logits, actions, sizes):
-    """Log-probs and entropies, each (B,), of actions (B, factors).
+    """Log-probs of actions (B, factors) and entropies of the policy, each (B,).
 
     The factors are independent of each other: their log-probs and entropies add up. The logits
     (B, sum of sizes) of all of them stand side by side.
@@ -139,7 +139,7 @@ def categorical(logits, actions, sizes):
 
 
 def gaussian(mean, actions, log_std):
-    """Log-densities and entropies, each (B,), of actions (B, D)."""
+    """Log-densities of actions (B, D) and entropies of the policy, each (B,)."""
     z = (actions - mean) / log_std.exp()
     log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -149,7 +149,8 @@ def gaussian(mean, actions, log_std):
 class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
-    A Box action is Gaussian; to_env maps [-1, 1] to the Box's bounds. A discrete action consists of
+    A Box action is Gaussian. to_env maps [-1, 1] to the Box's bounds and clips what lies outside;
+    log-probs are those of the action before. A discrete action consists of
     categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
     categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
     factor or dimension.
@@ -419,7 +420,7 @@ class RolloutBuffer:
             yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
+        """Of the critic: 1 if it predicted all its targets R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -540,7 +541,7 @@ def train(args):
 
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
-        if run.write_what_is_due():  # a checkpoint, and a resumed run begins like this
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
@@ -1053,7 +1054,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1140,7 +1141,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1218,7 +1219,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -64,7 +64,7 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: 2 * 1024 / 32 = 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
@@ -78,9 +78,9 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_reward: bool = True  # divide by the running standard deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the running deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -201,14 +201,16 @@ class MaskedAgent(nn.Module):
         self.action_space = action_space
         self.output_sizes = output_sizes(action_space)  # choices of each factor
         self.choices = sum(self.output_sizes)
-        inputs = sum(spaces.flatdim(space) for space in entries.values())  # numbers as one-hot vectors
+        inputs = sum(
+            spaces.flatdim(space) for space in entries.values()
+        )  # width of the first layer: a discrete number counts as a one-hot vector
         sizes = args.hidden_sizes
         critic_sizes = args.critic_hidden_sizes or sizes
         # The actor's small gain makes the first policy nearly uniform.
         self.actor = mlp(inputs, sizes, self.choices, gain=0.01)
         self.critic = mlp(inputs, critic_sizes, 1, gain=1.0)
         for network in (self.actor, self.critic):
-            network[0] = LinearOnEntries(network[0], entries)  # takes discrete numbers themselves
+            network[0] = LinearOnEntries(network[0], entries)  # looks up a discrete number's column
         features = sum(math.prod(space.shape) for space in entries.values())
         self.feature_space = spaces.Box(-np.inf, np.inf, (features,))  # of what `split` returns
         self.to(device)
@@ -425,7 +427,7 @@ class MaskableRolloutBuffer:
         return MaskableRolloutBufferSamples(*[field.flatten(0, 1)[chosen] for field in self.rows])
 
     def explained_variance(self):
-        """Of the critic: 1 if it foresaw all returns R, 0 if no better than a constant.
+        """Of the critic: 1 if it predicted all its targets R, 0 if no better than a constant.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -506,7 +508,7 @@ def train(args):
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     run.start(agent=agent, optimizer=optimizer, scheduler=scheduler)  # --resume loads their states
-    print(f"action masks come from {envs.source}" + ", and are ignored" * args.no_mask)
+    print(f"action masks come from {envs.source}" + (", and are ignored" if args.no_mask else ""))
 
     buffer = MaskableRolloutBuffer(args.num_steps, args.num_envs, agent.feature_space, agent.action_space)
     envs, obs_and_masks, reset_rows, rng = run.new_envs()  # a row for each environment: see MaskedEnvs
@@ -540,7 +542,7 @@ def train(args):
                 break
         scheduler.step()
 
-        if run.write_what_is_due():  # a checkpoint, and a resumed run begins like this
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs_and_masks, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
@@ -733,7 +735,8 @@ class MaskedEnvs(gym.vector.VectorWrapper):
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         self.steps += 1
         if self.source == self.INFO and "action_mask" not in infos and not np.all(terminated | truncated):
-            raise UserError(f"{self.env_id}: no action_mask in info after {self.steps} steps; of ones if all are valid")
+            where = f"{self.env_id}: no action_mask in info after {self.steps} steps"
+            raise UserError(f"{where}; if all actions are valid, give a mask of ones")
         return self.rows(obs, infos, terminated | truncated), rewards, terminated, truncated, infos
 
     def rows(self, obs, infos, dones):
@@ -758,7 +761,8 @@ class MaskedEnvs(gym.vector.VectorWrapper):
     def mask(self, n, obs, infos):
         """The mask of environment n; all ones if it gives none."""
         if self.source == self.ENTRY:
-            return obs["action_mask"][n]
+            entry = obs["action_mask"]
+            return tuple(part[n] for part in entry) if isinstance(entry, tuple) else entry[n]
         if self.source == self.METHOD:
             return self.unwrapped.envs[n].get_wrapper_attr("action_masks")()
         if self.source == self.INFO and "action_mask" in infos and infos.get("_action_mask", np.ones(n + 1))[n]:
@@ -1112,7 +1116,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1199,7 +1203,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1277,7 +1281,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -18,7 +18,7 @@ measures how new s' is: its novelty, a mean over the features (in the paper, a s
 The intrinsic reward is the novelty divided by the running standard deviation of its discounted sum (section 2.4).
 Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic
 (section 2.3). Extrinsic returns end with the episode. Intrinsic returns go on into the next: an
-agent that dies while exploring has lost only the way back to that place, not all novelty to come.
+agent that dies while exploring can go back to that place: it lost time, not all novelty to come.
 PPO's advantage is the weighted sum of both:
 
     A = c_ext A_ext + c_int A_int
@@ -68,12 +68,12 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each: 2 * 1024 / 32 = 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
     extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv only the ratio matters
-    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; 0: its critic and the predictor learn all the same
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; at 0, its critic and the predictor still learn
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
@@ -94,7 +94,7 @@ class Args:
     normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -136,7 +136,7 @@ def mlp(inputs, hidden_sizes, outputs, gain):
 
 
 def categorical(logits, actions, sizes):
-    """Log-probs and entropies, each (B,), of actions (B, factors).
+    """Log-probs of actions (B, factors) and entropies of the policy, each (B,).
 
     The factors are independent of each other: their log-probs and entropies add up. The logits
     (B, sum of sizes) of all of them stand side by side.
@@ -151,7 +151,7 @@ def categorical(logits, actions, sizes):
 
 
 def gaussian(mean, actions, log_std):
-    """Log-densities and entropies, each (B,), of actions (B, D)."""
+    """Log-densities of actions (B, D) and entropies of the policy, each (B,)."""
     z = (actions - mean) / log_std.exp()
     log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -299,7 +299,8 @@ class RND(nn.Module):
             novelty = mean( (g(x) - f(x))^2 )   (arXiv 1810.12894, section 2.2)
 
         The mean is over features; the paper has their sum. x is the normalised observation, clipped
-        to ±5 (section 2.4): the first change of an entry that was always the same would be huge.
+        to ±5 (section 2.4): an entry that was always the same has a deviation near 0, so its first
+        change would be huge.
         """
         x = self.obs_stats(obs.float()).clamp(-5, 5)
         if self.image:  # all stacked frames; in the paper, both networks see only the last one
@@ -352,7 +353,7 @@ class RND(nn.Module):
 # Tensors are time-major. In compute_gae all are (T, N), and next_values[t] is the critic's value of
 # the observation after step t. After termination it counts as 0: nothing follows. After truncation it
 # stands for the rewards that were cut off. If both flags are set, terminated wins.
-# compute_intrinsic_gae ignores ends.
+# compute_intrinsic_gae goes on across ends.
 
 
 def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
@@ -506,7 +507,7 @@ class CuriousBuffer:
 
             EV = 1 - Var(R - V) / Var(R)
 
-        EV is 1 if the critic foresaw all returns R, 0 if it was no better than a constant.
+        EV is 1 if the critic predicted all its targets R, 0 if it was no better than a constant.
         """
         played = torch.as_tensor(~self.reset_rows)
         returns = self.rows.returns.cpu()[played]
@@ -614,7 +615,7 @@ def train(args):
                 loss, metrics = curious_loss(agent, batch, args)
                 predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
                 optimizer.zero_grad()
-                (loss + predictor_loss).backward()  # they share no parameters
+                (loss + predictor_loss).backward()  # no shared parameters: as two backward passes
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
                 run.log(**metrics, predictor_loss=predictor_loss.detach())
@@ -626,7 +627,7 @@ def train(args):
         if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss see the same x
-        if run.write_what_is_due():  # a checkpoint, and a resumed run begins like this
+        if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
             buffer.rewards_so_far[:] = 0  # all episodes begin anew
     return run.finish()
@@ -1138,7 +1139,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1225,7 +1226,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1303,7 +1304,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

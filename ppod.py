@@ -106,10 +106,10 @@ class Args:
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # vectors, by their running mean and standard deviation
-    normalize_reward: bool = True  # divide by the running standard deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the running deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -142,7 +142,7 @@ def layer(module, gain=2**0.5):
 
 
 def categorical(logits, actions, sizes):
-    """Log-probs and entropies, each (B,), of actions (B, factors).
+    """Log-probs of actions (B, factors) and entropies of the policy, each (B,).
 
     The factors are independent of each other: their log-probs and entropies add up. The logits
     (B, sum of sizes) of all of them stand side by side.
@@ -157,7 +157,7 @@ def categorical(logits, actions, sizes):
 
 
 def gaussian(mean, actions, log_std):
-    """Log-densities and entropies, each (B,), of actions (B, D)."""
+    """Log-densities of actions (B, D) and entropies of the policy, each (B,)."""
     z = (actions - mean) / log_std.exp()
     log_density = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
     entropy = log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -440,7 +440,7 @@ class SequenceBuffer:
                 yield batch
 
     def explained_variance(self):
-        """1 - Var(R - V) / Var(R): 1 if the critic foresaw all returns R, 0 if it was no better than a constant."""
+        """1 - Var(R - V) / Var(R): 1 if the critic predicted all its targets R, 0 if no better than a constant."""
         trained = torch.as_tensor(~self.reset_rows, device=self.returns.device)
         returns = self.returns[trained]
         errors = returns - self.old_values[:-1][trained]
@@ -1480,7 +1480,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1567,7 +1567,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1645,7 +1645,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -735,7 +735,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -822,7 +822,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -900,7 +900,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -82,11 +82,11 @@ class Args:
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts over several steps
     exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
-    ou_theta: float = 0.15  # share of ou noise lost per step; 0.15: standard deviation 1.9 exploration_noise
+    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide by the running standard deviation of their discounted sum; at most ±10
-    checkpoint_every: int = 0  # steps between checkpoints, which restart episodes; 0: by run length and num_envs
+    normalize_reward: bool = False  # divide rewards by the running deviation of their discounted sum; at most ±10
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -1013,7 +1013,7 @@ class Run:
         if self.args.env_id not in TUNED:
             print(f"no settings for {self.args.env_id}: the defaults. docs/settings.md says what to change first")
         if self.args.resume:
-            print(f"resumed after {self.step:,} steps")
+            print(f"resumed after {self.step:,} steps" if self.step else "no checkpoint yet: it begins anew")
         self.begun = time.monotonic() - self.seconds
         total = self.args.total_timesteps
         self.bar = tqdm(total=total, initial=self.step, unit=" steps", disable=not self.args.progress)
@@ -1100,7 +1100,7 @@ class Run:
         goal = math.inf if self.args.stop_at_return is None else self.args.stop_at_return
         if self.step >= self.args.total_timesteps:
             return True
-        if EXPLORES:  # training episodes hold random actions, so the last evaluation decides
+        if EXPLORES:  # training's episodes explore, so the last evaluation decides
             return bool(self.evaluations["step"]) and self.evaluations["return_mean"][-1] >= goal
         return self.num_episodes >= 100 and self.mean_return() >= goal
 
@@ -1178,7 +1178,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write it. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}
