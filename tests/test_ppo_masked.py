@@ -225,12 +225,17 @@ def test_draws(script):
         agent.act(rows[0])
 
 
+@catches("MaskedEnvs.mask, a factor for an environment: if isinstance(entry, tuple) -> if False")
 def test_masks_of_an_own_vector_environment(script):
-    """Gymnasium's vectors say in _action_mask who gave a mask; one's own need not."""
+    """Gymnasium's vectors say in _action_mask who gave a mask; one's own need not. A Tuple has an array a factor."""
     envs = SimpleNamespace(source="info", INFO="info", ENTRY="entry", METHOD="method", choices=2, num_envs=2)
     masks = {"action_mask": np.array([[1, 0], [0, 1]])}
     assert script.MaskedEnvs.mask(envs, 1, None, masks).tolist() == [0, 1]
     assert script.MaskedEnvs.mask(envs, 1, None, masks | {"_action_mask": [True, False]}).tolist() == [1, 1]
+    envs.source = "entry"
+    factors = np.array([[1, 0], [0, 1]]), np.array([[1, 1], [1, 0]])  # rows: environments
+    found = script.MaskedEnvs.mask(envs, 1, {"action_mask": factors}, {})
+    assert np.concatenate(found).tolist() == [0, 1, 1, 0]
 
 
 @catches(
