@@ -83,7 +83,7 @@ class Args:
     ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of their discounted sum; at most ±10
+    normalize_reward: bool = False  # divide rewards by the deviation of their discounted sum; at most ±10
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -108,7 +108,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
     """Linear layers with ReLU between them; nn.Linear's weights are uniform in ±1/sqrt(inputs)."""
     layers = []
@@ -227,7 +227,7 @@ class ActorCritic(nn.Module):
         return np.clip(actions, space.low, space.high).astype(space.dtype)  # rounding may overstep
 
 
-# --------------------------------------------------------------------------------------- exploration
+# -------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
@@ -244,7 +244,7 @@ def next_noise(noise, reset_rows, args, rng):
     return noise
 
 
-# ------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------ replay buffer
 
 Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
@@ -317,7 +317,7 @@ class ReplayBuffer:
             getattr(self, name)[: self.size] = state[name]
 
 
-# -------------------------------------------------------------------------------- targets and losses
+# ------------------------------------------------------------------------------- targets and losses
 def smoothed(actions, noise, clip):
     """TD3's smoothing of mu'(s') by the noise epsilon (B, D); within [-1, 1] as in its authors' code.
 
@@ -362,7 +362,7 @@ def polyak(target, source, tau):
         target_buffer.copy_(buffer)
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def num_updates(step, args):
     """How many critic updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch

@@ -101,7 +101,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------- network
+# ------------------------------------------------------------------------------------------ network
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -169,7 +169,7 @@ class QNetwork(nn.Module):
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
-# ------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------ replay buffer
 Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
 
@@ -241,7 +241,7 @@ class ReplayBuffer:
             getattr(self, name)[: self.size] = state[name]
 
 
-# ---------------------------------------------------------------------------------- targets and loss
+# --------------------------------------------------------------------------------- targets and loss
 def linear_schedule(start, end, duration, step):
     """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
     return end + (start - end) * max(0.0, 1 - step / duration)
@@ -309,7 +309,7 @@ def polyak(target, source, tau):
         target_buffer.copy_(buffer)
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played

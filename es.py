@@ -99,7 +99,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# -------------------------------------------------------------------------------------------- policy
+# ------------------------------------------------------------------------------------------- policy
 class FlatPolicy(nn.Module):
     """A deterministic policy: linear layers with tanh between them, or a single linear layer.
 
@@ -175,7 +175,7 @@ def forward(layers, x):
     return x
 
 
-# -------------------------------------------------------------------------------- evolution strategy
+# ------------------------------------------------------------------------------- evolution strategy
 def draw_seeds(args, generation):
     """Seeds of a generation, one per pair: of noise (N / 2,), of episodes (episodes_per_candidate, N / 2)."""
     pairs = args.population_size // 2
@@ -275,7 +275,7 @@ def move_theta(policy, optimizer, returns, noise, args):
     }
 
 
-# ------------------------------------------------------------------------------------------- playing
+# ------------------------------------------------------------------------------------------ playing
 @torch.inference_mode()  # as no_grad, but faster
 def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     """Play one episode with each of n candidates (n, D), side by side, each in its own environment.
@@ -342,7 +342,7 @@ def play_generation(policy, noise, episode_seeds, numbers, envs, args, run):
     return played
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input.
 

@@ -112,7 +112,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
     """Linear layers with ReLU between them; nn.Linear's weights are uniform in ±1/sqrt(inputs)."""
     layers = []
@@ -301,7 +301,7 @@ def gumbel_softmax(logits, noise, temperature):
     return hard + (soft - soft.detach())  # the value of `hard`, the gradient of `soft`
 
 
-# ------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------ replay buffer
 # N environments, n agents, B samples in a batch. A stream is a sequence of rewards and episode ends:
 # the team's (EP: G = 1), or one for each agent (FP: G = n). Arrays of G·B entries hold B for the first
 # stream, then B for the next. Next rows are G·B too: two agents' n-step windows may
@@ -451,7 +451,7 @@ def store_step(buffer, agents, rows, reset_rows, actions, result):
     buffer.insert(rows, actions, took_part, rewards, terminated, dones, next_rows)
 
 
-# -------------------------------------------------------------------------------- targets and losses
+# ------------------------------------------------------------------------------- targets and losses
 def smoothed(actions, noise, clip):
     """TD3's smoothing of mu'(s') by the noise epsilon (B, D); within [-1, 1] as in its authors' code.
 
@@ -544,7 +544,7 @@ def actors_loss(agents, batch, rng):
     return -valid_mean(values, valid), valid_mean(squares, valid)
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def num_updates(step, args):
     """How many critic updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch

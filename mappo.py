@@ -111,7 +111,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 # layer, mlp, categorical and gaussian are those of ppo.py; they stand among the helpers.
 #
 # A stream is a sequence of steps that a network sees: those of one agent in one environment, or, for
@@ -351,7 +351,7 @@ class Team(nn.Module):
         return self.to_env(all_actions)
 
 
-# -------------------------------------------------------------------------------- returns and buffer
+# ------------------------------------------------------------------------------- returns and buffer
 # next_values[t] is the critic's value of the observation after step t. After termination it counts
 # as 0: nothing follows. After truncation it stands for the rewards that were cut off. If both flags
 # are set, terminated wins.
@@ -524,7 +524,7 @@ def minibatches(steps, args, rng):
             yield batch._replace(rnn_states=batch.rnn_states[0])
 
 
-# -------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
@@ -595,7 +595,7 @@ def team_value_loss(critic, batch, args):
     return loss, {"value_loss": loss.detach()}
 
 
-# ------------------------------------------------------------------------------------------- updates
+# ------------------------------------------------------------------------------------------ updates
 def update(network, optimizer, loss_function, steps, args, rng, run):
     """All epochs of gradient steps for one network, a policy or the critic, on a rollout's steps."""
     network.train()  # dropout, if you add it, acts in the loss alone
@@ -642,7 +642,7 @@ def happo_update(team, optimizer, all_steps, args, rng, run):
         factor = factor * ratios_now(team.actors[k], steps)
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played

@@ -64,7 +64,7 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: 2 * 1024 / 32 = 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here 2 * 1024 / 32 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
@@ -78,7 +78,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_reward: bool = True  # divide rewards by the running deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
@@ -104,7 +104,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# --------------------------------------------------------------------------------------------- masks
+# -------------------------------------------------------------------------------------------- masks
 # A mask is a row of booleans, True for every valid choice. Discrete: one for each action.
 # MultiDiscrete: one for each choice of each factor (entry of an action), the factors side by side.
 # MultiBinary: two for each bit, "may be 0" and "may be 1".
@@ -167,7 +167,7 @@ class MaskedCategorical:
         return entropy
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -259,7 +259,7 @@ class MaskedAgent(nn.Module):
         return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
 
 
-# -------------------------------------------------------------------------------- returns and buffer
+# ------------------------------------------------------------------------------- returns and buffer
 # All tensors are time-major, (T, N). next_values[t] is the critic's value of the observation after
 # step t. After termination it counts as 0: nothing follows. After truncation it stands for the
 # rewards that were cut off. Rewards of later episodes never count. If both flags are set, terminated
@@ -437,7 +437,7 @@ class MaskableRolloutBuffer:
         return 1 - errors.var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
-# -------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
@@ -497,7 +497,7 @@ def masked_ppo_loss(agent, batch, args):
     return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played

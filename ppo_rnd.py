@@ -68,7 +68,7 @@ class Args:
     anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
     num_envs: int = 2  # environments played side by side; more are faster
     num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each: 2 * 1024 / 32 = 64 steps
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here 2 * 1024 / 32 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
@@ -118,7 +118,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -256,7 +256,7 @@ class CuriousAgent(nn.Module):
         return actions.astype(space.dtype)
 
 
-# ----------------------------------------------------------------------------------------- curiosity
+# ---------------------------------------------------------------------------------------- curiosity
 def feature_network(observation_space, extra_layers):
     """A network from normalised observations to 128 features (512 in the paper's code).
 
@@ -349,7 +349,7 @@ class RND(nn.Module):
             self.obs_stats.update(next_obs[t][~reset_rows[t]])
 
 
-# -------------------------------------------------------------------------------- returns and buffer
+# ------------------------------------------------------------------------------- returns and buffer
 # Tensors are time-major. In compute_gae all are (T, N), and next_values[t] is the critic's value of
 # the observation after step t. After termination it counts as 0: nothing follows. After truncation it
 # stands for the rewards that were cut off. If both flags are set, terminated wins.
@@ -516,7 +516,7 @@ class CuriousBuffer:
         return {"explained_variance": explained, "intrinsic_reward": self.intrinsic_rewards[played].mean()}
 
 
-# -------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 def policy_loss(log_ratios, advantages, clip_coef):
     """The clipped surrogate, negated; log_ratios (B,) = log pi - log pi_old; r: the ratio, not a reward.
 
@@ -575,7 +575,7 @@ def curious_loss(agent, batch, args):
     return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # for their spaces and RND's random steps; training has new ones

@@ -106,7 +106,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # vectors, by their running mean and standard deviation
-    normalize_reward: bool = True  # divide rewards by the running deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule

@@ -94,7 +94,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ----------------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------------------- the table
 class QTable:
     """Q(s, a): a row for each state, a column for each action. Double Q-learning has two such tables.
 
@@ -185,7 +185,7 @@ def linear_schedule(start, end, duration, step):
     return end + (start - end) * max(0.0, 1 - step / duration)
 
 
-# ------------------------------------------------------------------------------- the four algorithms
+# ------------------------------------------------------------------------------ the four algorithms
 # The target y of a step S, A, R, S': what Q(S, A) should become. `next_values` is the row Q(S', .) of
 # the table that is updated. `discount` is gamma, or 0 if the episode terminated: then there is no
 # future, and that row has no effect.
@@ -272,7 +272,7 @@ def play_episode(agent, env, run, rng, args):
     return episode_return, run.step - first_step
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, 1)  # for its spaces: new_env makes the one that is played

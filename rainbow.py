@@ -124,7 +124,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------- network
+# ------------------------------------------------------------------------------------------ network
 def layer(module, gain=2**0.5):
     """Give a linear or convolutional layer orthogonal weights, scaled by `gain`, and zero biases."""
     nn.init.orthogonal_(module.weight, gain)
@@ -291,7 +291,7 @@ class RainbowNetwork(nn.Module):
         return (actions + self.action_space.start).astype(self.action_space.dtype)
 
 
-# ------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------ replay buffer
 
 # Tensors (B, …). The action was taken at obs; next_obs followed k <= n steps later. `rewards` are the
 # discounted sums of the k rewards in between, `discounts` are gamma^k (arXiv 1710.02298, eq. 2).
@@ -489,7 +489,7 @@ class SumTree:
         self.highest = state["highest"]
 
 
-# -------------------------------------------------------------------------------- targets and losses
+# ------------------------------------------------------------------------------- targets and losses
 def linear_schedule(start, end, duration, step):
     """From `start` at step 0 to `end` at step `duration`, in a straight line; then `end`."""
     return end + (start - end) * max(0.0, 1 - step / duration)
@@ -587,7 +587,7 @@ def distributional_losses(agent, target, batch, args):
     return losses, losses.detach(), {"q": q.mean(), "outside_support": outside.mean()}
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played

@@ -94,7 +94,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 class PolicyAgent(nn.Module):
     """An actor, which gives a distribution over actions, and a critic, the value of an observation.
 
@@ -143,7 +143,7 @@ class PolicyAgent(nn.Module):
         return actions + self.action_space.start
 
 
-# -------------------------------------------------------------------------------- returns and buffer
+# ------------------------------------------------------------------------------- returns and buffer
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
     """Discounted returns (T, N), also called rewards-to-go.
 
@@ -205,7 +205,7 @@ class Rollout:
         return tensor(self.obs)[kept], tensor(self.actions)[kept], returns[kept]
 
 
-# -------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------- losses
 def policy_gradient_loss(log_probs, advantages):
     """A scalar, of tensors (B,). Its gradient is the policy gradient, negated, as a mean over steps.
 
@@ -242,7 +242,7 @@ def actor_critic_loss(agent, obs, actions, returns, args):
     return loss, metrics
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def train(args):
     """Train with `args`; return the summary, which summary.json holds too. UserError on bad input."""
     envs = make_envs(args, args.num_envs)  # for their spaces: run.new_envs makes those that are played

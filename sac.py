@@ -85,7 +85,7 @@ class Args:
     ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the running deviation of their discounted sum; at most ±10
+    normalize_reward: bool = False  # divide rewards by the deviation of their discounted sum; at most ±10
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
@@ -110,7 +110,7 @@ class Args:
     progress: bool = True  # show the progress bar
 
 
-# ------------------------------------------------------------------------------------------ networks
+# ----------------------------------------------------------------------------------------- networks
 def uniform_mlp(inputs, hidden_sizes, outputs):
     """Linear layers with ReLU between them; nn.Linear's weights are uniform in ±1/sqrt(inputs)."""
     layers = []
@@ -243,7 +243,7 @@ class SoftActorCritic(nn.Module):
         return np.clip(actions, space.low, space.high).astype(space.dtype)  # rounding may overstep
 
 
-# -------------------------------------------------------------------------------------- distribution
+# ------------------------------------------------------------------------------------- distribution
 def squashed_gaussian(mean, log_std, noise):
     """Actions a = tanh(u) (B, D) and log pi(a|s) (B,), where u is Gaussian; sigma = exp(log_std).
 
@@ -260,7 +260,7 @@ def squashed_gaussian(mean, log_std, noise):
     return u.tanh(), (log_density - log_slope).sum(1)
 
 
-# --------------------------------------------------------------------------------------- exploration
+# -------------------------------------------------------------------------------------- exploration
 def next_noise(noise, reset_rows, args, rng):
     """This step's noise (N, D) for `explore`: Gaussian, or made from the noise of the step before.
 
@@ -277,7 +277,7 @@ def next_noise(noise, reset_rows, args, rng):
     return noise
 
 
-# ------------------------------------------------------------------------------------- replay buffer
+# ------------------------------------------------------------------------------------ replay buffer
 
 Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated")  # tensors (B, …)
 
@@ -350,7 +350,7 @@ class ReplayBuffer:
             getattr(self, name)[: self.size] = state[name]
 
 
-# -------------------------------------------------------------------------------- targets and losses
+# ------------------------------------------------------------------------------- targets and losses
 def soft_td_targets(rewards, next_values, next_log_probs, terminated, alpha, gamma):
     """The critics' targets y (B,), from values (K, B) of target critics and log-densities (B,) of a'.
 
@@ -401,7 +401,7 @@ def polyak(target, source, tau):
         target_buffer.copy_(buffer)
 
 
-# ------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 def num_updates(step, args):
     """How many critic updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
