@@ -1161,6 +1161,15 @@ def raise_mistyped(error, args):
     raise UserError(f"cannot make {args.env_id} with --env-kwargs {args.env_kwargs}: {message}") from error
 
 
+class GoalReward(gym.Wrapper):
+    """Pay 1 where the episode terminates and 0 elsewhere: the sparse version of a task that ends at its goal."""
+
+    def step(self, action):
+        """As the environment's, with that reward."""
+        obs, _, terminated, truncated, info = self.env.step(action)
+        return obs, float(terminated), terminated, truncated, info
+
+
 def make_envs(args, num_envs, render=False, video=None):
     """A vector environment with next-step autoreset. If asked, it is shown, or filmed into `video`.
 
