@@ -856,3 +856,6 @@ def test_own_wrappers_need_not_be_given_again(script):
     assert script.code_flags(own) == []
     assert script.code_flags(replace(own, wrappers=("ppod.GoalReward", "os.system")))[-1] == "os.system"
     assert script.code_flags(replace(own, env_id="CartPole-v1"))[-1] == "ppod.GoalReward"
+    envs = script.make_envs(own, 1)
+    envs.reset(seed=0)
+    assert envs.step(np.ones(1, int))[1] == 0  # not -1, since the goal is far
