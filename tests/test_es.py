@@ -225,8 +225,7 @@ def test_two_policies_side_by_side(script):
     "FlatPolicy.to_env, start of a Discrete forgotten:  + space.start -> ",
     "FlatPolicy.to_env, not squashed: np.where(self.bounded, squashed, outputs) -> outputs",
     "FlatPolicy.to_env, squashed where there is no bound: np.where(self.bounded, squashed, outputs) -> squashed",
-    "FlatPolicy.__init__, all dimensions or none: action_space.bounded_above).ravel() -> "
-    "action_space.bounded_above).all()",
+    "is_bounded, all dimensions or none: .ravel() -> .all()",
     "FlatPolicy.to_env, integers cut off: np.rint(actions) -> actions",
 )
 def test_actions_as_the_space_says(script):
