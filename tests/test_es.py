@@ -231,7 +231,7 @@ def test_two_policies_side_by_side(script):
 def test_actions_as_the_space_says(script):
     """A Discrete action is the argmax, shifted. A dimension of a Box that has two bounds is squashed into them, others
     are clipped; integers are rounded: in [0, 4], tanh(0.5) = 0.4621 is 2 + 2 x 0.4621 = 2.924, of integers 3. Where
-    both bounds are 2, the action is 2."""
+    both bounds are 2, the action is 2; where they are float32's largest numbers, there is none."""
     to_env = lambda space, outputs: policy_for(script, action_space=space).to_env(torch.tensor(outputs))
     assert to_env(spaces.Discrete(3, start=5), [[0, 2, 1], [3, 2, 1.0]]).tolist() == [6, 5]
     space = spaces.Box(np.array([[-1], [0]], np.float32), np.array([[1], [4]], np.float32))
@@ -242,9 +242,10 @@ def test_actions_as_the_space_says(script):
     assert actions.tolist() == [[3, 1]] and actions.dtype == np.int64
     # 127 + 128 is more than an int8 can hold; -0.5 + 127.5 x 0.4621 = 58.4
     assert to_env(spaces.Box(-128, 127, (2,), np.int8), [[0.5, -99.0]]).tolist() == [[58, -128]]
-    low, high = np.array([0, -np.inf, 0, 2]), np.array([np.inf, 1, 4, 2])
-    actions = to_env(spaces.Box(low, high, dtype=np.float64), [[-2.0, 3, 0.5, 9], [5, -6, -99, -9]])
-    close(actions, [[0, 1, 2.924234, 2], [5, -6, 0, 2]])
+    largest = np.finfo(np.float32).max
+    low, high = np.array([0, -np.inf, 0, 2, -largest]), np.array([np.inf, 1, 4, 2, largest])
+    actions = to_env(spaces.Box(low, high, dtype=np.float64), [[-2.0, 3, 0.5, 9, 9], [5, -6, -99, -9, -9]])
+    close(actions, [[0, 1, 2.924234, 2, 9], [5, -6, 0, 2, -9]])
 
 
 @catches(
