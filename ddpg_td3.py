@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, Pendulum-v1 included, TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others, for Pendulum-v1 too; flags win over both."""
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: as TUNED says, else TD3
@@ -683,7 +683,7 @@ def set_up_atari(kwargs, wrappers, mode):
     if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
         kwargs.setdefault("max_num_frames_per_episode", 4 * kwargs.pop("max_episode_steps", 27_000))
         kwargs.setdefault("reward_clipping", False)
-        kwargs.setdefault("use_fire_reset", False)  # as without it: agents learn to press FIRE
+        kwargs.setdefault("use_fire_reset", False)  # off: agents learn to press FIRE
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)

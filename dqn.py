@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
 
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -72,7 +72,7 @@ class Args:
     tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
+    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this share of the run, then stays
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -569,7 +569,7 @@ def set_up_atari(kwargs, wrappers, mode):
     if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
         kwargs.setdefault("max_num_frames_per_episode", 4 * kwargs.pop("max_episode_steps", 27_000))
         kwargs.setdefault("reward_clipping", False)
-        kwargs.setdefault("use_fire_reset", False)  # as without it: agents learn to press FIRE
+        kwargs.setdefault("use_fire_reset", False)  # off: agents learn to press FIRE
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)

@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others; flags win over both."""
 
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given

@@ -60,7 +60,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others; flags win over both."""
 
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own

@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, Taxi included, TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others, for Taxi too; flags win over both."""
 
     # algorithm
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad

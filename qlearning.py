@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, CliffWalking included, TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others, for CliffWalking too; flags win over both."""
 
     # algorithm
     algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"

@@ -64,7 +64,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
 
     # the six improvements and their settings
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -95,7 +95,7 @@ class Args:
     target_network_frequency: int = 500  # environment steps between copies of Q to the target network
     start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this part of the run
+    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this share of the run, then stays
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -566,7 +566,7 @@ def td_losses(agent, target, batch, args):
 
 
 def distributional_losses(agent, target, batch, args):
-    """(losses (B,), the same without gradient as errors, metrics) of NStepTransitions.
+    """(losses (B,), the same detached as errors, metrics) of NStepTransitions.
 
     L = KL(m || p) = sum_i m_i log(m_i / p_i)   (arXiv 1710.02298, "The Integrated Agent")
 
@@ -625,12 +625,14 @@ def train(args):
 
         # Up to num_envs steps were taken at once: update as often as if one by one.
         for step in range(previous_step + 1, run.step + 1):
-            starts = step >= learning_starts and buffer.size >= args.batch_size  # open windows are not stored
+            starts = (
+                step >= learning_starts and buffer.size >= args.batch_size
+            )  # steps of open windows are not stored yet
             if starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
-                    agent.draw_noise(rng)  # one draw for Q(s, a) and a*; arXiv 1706.10295 draws two
+                    agent.draw_noise(rng)  # the same noise for Q(s, a) and a*; arXiv 1706.10295 draws it twice
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -854,7 +856,7 @@ def set_up_atari(kwargs, wrappers, mode):
     if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
         kwargs.setdefault("max_num_frames_per_episode", 4 * kwargs.pop("max_episode_steps", 27_000))
         kwargs.setdefault("reward_clipping", False)
-        kwargs.setdefault("use_fire_reset", False)  # as without it: agents learn to press FIRE
+        kwargs.setdefault("use_fire_reset", False)  # off: agents learn to press FIRE
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)

@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For some environments, CartPole included, TUNED (below) overrides these."""
+    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
 
     # algorithm
     baseline: Literal["none", "value"] = "value"  # what is subtracted from returns; value: a critic
@@ -435,7 +435,7 @@ def set_up_atari(kwargs, wrappers, mode):
     if mode is None:  # ale_py's own vector version, which counts frames and clips rewards by default
         kwargs.setdefault("max_num_frames_per_episode", 4 * kwargs.pop("max_episode_steps", 27_000))
         kwargs.setdefault("reward_clipping", False)
-        kwargs.setdefault("use_fire_reset", False)  # as without it: agents learn to press FIRE
+        kwargs.setdefault("use_fire_reset", False)  # off: agents learn to press FIRE
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
