@@ -659,7 +659,7 @@ def test_films_of_a_run(script):
     command(script, RUN + "--capture-video --total-timesteps 100")
     steps = [f"{step:.0f}" for step in table("evaluations.csv")["step"]]
     assert all(list(Path("run/videos", step).glob("*.mp4")) for step in steps)
-    assert command(script, f"{SMALL} --env-id run_worlds:Faulty-v0 --capture-video") == 2
+    assert command(script, f"{SMALL} --env-id run_worlds:Blind-v0 --capture-video") == 2
 
 
 # ------------------------------------------------------------------------------------- what users and strangers type
