@@ -560,7 +560,7 @@ def test_results_are_written_after_each_step(tmp_path, monkeypatch):
     """A run that never ends is given up; the steps before it keep their points."""
     written, write = [], check.write_json
     monkeypatch.setattr(check, "write_json", lambda path, tests: (written.append(len(tests)), write(path, tests)))
-    monkeypatch.setattr(check, "LIMITS", check.LIMITS | {"load": 20})
+    monkeypatch.setattr(check, "LIMITS", check.LIMITS | {"learn": 20})
     ends = "class Args:\n    def __init__(self, **given): pass\ndef train(args):\n    while True: pass\n"
     scores, text, code = graded(tmp_path, monkeypatch, RIGHT + ends)
     assert [*scores.values()] == [16, 17, 17, 20, 0][: len(scores)] or sum(scores.values()) == 70
