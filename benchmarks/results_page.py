@@ -174,6 +174,8 @@ def unknown(script):
         shares = []
         for name in dict.fromkeys(key.rpartition(", ")[0] for key, entry in found.items() if entry["half"] == half):
             ours, peer, chance = [found.get(f"{name}, {side}", {}) for side in ("ours", "peer", "random")]
+            if not ours:  # only with other flags
+                continue
             row = [name, *[cell(side, title) for side in (ours, peer) for title in titles], cell(chance, "mean"), "–"]
             if ours and peer and chance:
                 score, other, worst = [statistics.mean(side["returns"]) for side in (ours, peer, chance)]
@@ -187,9 +189,13 @@ def unknown(script):
     return table(*rows)
 
 
-def effects():
+def effects(script):
     """{change: {environment: gain that it leaves, as a share of the defaults' gain}}, what harms most first."""
-    found = {key: dict(zip(entry["seeds"], entry["returns"], strict=True)) for key, entry in read("settings").items()}
+    found = {
+        key.removeprefix(f"{script} "): dict(zip(entry["seeds"], entry["returns"], strict=True))
+        for key, entry in read("settings").items()
+        if entry["script"] == f"{script}.py"
+    }
     rows = {}
     for key, scores in found.items():
         name, dashes, change = key.partition(" --")
@@ -200,9 +206,9 @@ def effects():
     return dict(sorted(rows.items(), key=lambda row: min(row[1].values())))
 
 
-def settings(_):
+def settings(script):
     """The table of settings.py: what a change leaves of the gain over random play, in each environment."""
-    rows = effects()
+    rows = effects(script)
     names = list(dict.fromkeys(name for shares in rows.values() for name in shares))
     cells = {
         change: [number(shares[name]) if name in shares else "–" for name in names] for change, shares in rows.items()

@@ -1,8 +1,9 @@
-"""What a setting of ppo.py is worth where nobody has tuned: each one halved, doubled or switched.
+"""What a setting is worth where nobody has tuned: each one halved, doubled or switched.
 
-    python benchmarks/settings.py [--seeds 11 12] [--names NAME …] [--changes CHANGE …] [--draw]
+    python benchmarks/settings.py ppo [--seeds 11 12] [--names NAME …] [--changes CHANGE …] [--draw]
+    python benchmarks/settings.py dqn sac --seeds 11
 
-Four quick environments of unknown.py's choosing half, 100,000 steps each. The effect of a change is the gain over
+Quick environments of unknown.py's choosing half, and its numbers of steps. The effect of a change is the gain over
 random play that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes
 benchmarks/results/settings.json, a seed at a time, skips what is there, and draws docs/settings.png.
 """
@@ -15,58 +16,79 @@ from common import ROOT, call, keep, missing, stamp
 from results_page import effects
 from unknown import ENVIRONMENTS
 
-NAMES = ["Large rewards", "Double pendulum", "Reacher", "CartPole swing-up"]
-CHANGES = [
-    "--update-epochs 5", "--update-epochs 20", "--num-minibatches 16", "--num-minibatches 64",
-    "--learning-rate 1.5e-4", "--learning-rate 6e-4", "--no-normalize-obs", "--no-normalize-reward",
-    "--ent-coef 0", "--ent-coef 0.01", "--anneal-lr", "--gamma 0.98", "--gamma 0.995", "--num-steps 512",
-    "--num-steps 2048", "--gae-lambda 0.9", "--gae-lambda 0.975", "--clip-coef 0.1", "--clip-coef 0.4",
-    "--init-std 0.37",
-]  # fmt: skip
+SUITES = {  # script: (environments, changes)
+    "ppo": (
+        ["Large rewards", "Double pendulum", "Reacher", "CartPole swing-up"],
+        ["--update-epochs 5", "--update-epochs 20", "--num-minibatches 16", "--num-minibatches 64",
+         "--learning-rate 1.5e-4", "--learning-rate 6e-4", "--no-normalize-obs", "--no-normalize-reward",
+         "--ent-coef 0", "--ent-coef 0.01", "--anneal-lr", "--gamma 0.98", "--gamma 0.995", "--num-steps 512",
+         "--num-steps 2048", "--gae-lambda 0.9", "--gae-lambda 0.975", "--clip-coef 0.1", "--clip-coef 0.4",
+         "--init-std 0.37"],
+    ),
+    "dqn": (
+        ["Breakout", "Large rewards", "Units"],
+        ["--learning-rate 5e-4", "--learning-rate 2e-3", "--no-anneal-lr", "--train-frequency 8",
+         "--train-frequency 2", "--batch-size 64", "--batch-size 256", "--gamma 0.98", "--gamma 0.995",
+         "--target-network-frequency 250", "--target-network-frequency 1000", "--no-double", "--clip-error",
+         "--exploration-fraction 0.1", "--exploration-fraction 0.4", "--end-e 0.1", "--normalize-obs",
+         "--hidden-sizes 128 128"],
+    ),
+    "sac": (
+        ["CartPole swing-up", "Double pendulum"],
+        ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--gradient-steps 2", "--train-frequency 2",
+         "--batch-size 128", "--gamma 0.98", "--gamma 0.995", "--tau 0.01", "--policy-frequency 1", "--alpha 0.2",
+         "--normalize-obs", "--normalize-reward"],
+    ),
+}  # fmt: skip
 
 
 def draw():
-    """A row for each change, a dot for each environment."""
+    """A panel for each script, a row for each change, a dot for each environment."""
     from matplotlib.figure import Figure
 
-    rows = effects()
-    order = list(reversed(rows))
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    axes = figure.subplots()
-    axes.hlines(order, 0, 2.6, color="#dddddd", linewidth=1)
-    for name in NAMES:
-        here = [change for change in order if name in rows[change]]
-        axes.plot([rows[change][name] for change in here], here, "o", markersize=4, label=name)
-    axes.axvline(1, color="gray", linestyle="--")
-    axes.set(xlabel="gain over random play, as a share of the gain with the defaults")
-    axes.legend(fontsize=8)
+    rows = {script: effects(script) for script in SUITES}
+    figure = Figure(figsize=(8, 14), layout="constrained")
+    panels = figure.subplots(len(rows), height_ratios=[len(changes) + 3 for changes in rows.values()])
+    for axes, (script, changes) in zip(panels, rows.items(), strict=True):
+        order = list(reversed(changes))
+        axes.hlines(order, 0, 2.6, color="#dddddd", linewidth=1)
+        for name in SUITES[script][0]:
+            here = [change for change in order if name in changes[change]]
+            axes.plot([changes[change][name] for change in here], here, "o", markersize=4, label=name)
+        axes.axvline(1, color="gray", linestyle="--")
+        axes.set_title(f"{script}.py", loc="left")
+        axes.legend(fontsize=8)
+    panels[-1].set_xlabel("gain over random play, as a share of the gain with the defaults")
     figure.savefig(ROOT / "docs" / "settings.png", dpi=100)
 
 
 def main():
     """Measure what is missing, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scripts", nargs="*", choices=SUITES)
     parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12])
-    parser.add_argument("--names", nargs="*", choices=NAMES, default=NAMES)
-    parser.add_argument("--changes", nargs="*", default=["random", "defaults", *CHANGES], metavar="CHANGE")
+    parser.add_argument("--names", nargs="*", choices=ENVIRONMENTS, metavar="NAME")
+    parser.add_argument("--changes", nargs="*", metavar="CHANGE")
     parser.add_argument("--draw", action="store_true", help="only draw what is measured")
     args = parser.parse_args()
     runs = [
-        (seed, change, name)
+        (script, seed, change, name)
+        for script in args.scripts
         for seed in args.seeds
-        for change in args.changes
-        for name in args.names
+        for change in args.changes or ["random", "defaults", *SUITES[script][1]]
+        for name in args.names or SUITES[script][0]
         if ENVIRONMENTS[name][0] == "continuous" or "init-std" not in change
     ]
-    for seed, change, name in [] if args.draw else runs:
-        stamped = stamp("ppo.py", ENVIRONMENTS[name][1])
-        if missing("settings", f"{name} {change}", stamped["text"], [seed]):
+    for script, seed, change, name in [] if args.draw else runs:
+        stamped = stamp(f"{script}.py", ENVIRONMENTS[name][1])
+        key = f"{script} {name} {change}"
+        if missing("settings", key, stamped["text"], [seed]):
             side = "random" if change == "random" else "ours"
             flags = "" if change in ("random", "defaults") else change
-            command = [sys.executable, ROOT / "benchmarks" / "unknown.py", "ppo", "--names", name, "--one", side]
+            command = [sys.executable, ROOT / "benchmarks" / "unknown.py", script, "--names", name, "--one", side]
             printed, _ = call(*command, "--seeds", seed, f"--flags={flags}")
             figures = json.loads(printed.split("FIGURES")[1])
-            keep("settings", f"{name} {change}", stamped, seed, {key: figures[key] for key in ("returns", "seconds")})
+            keep("settings", key, stamped, seed, {field: figures[field] for field in ("returns", "seconds")})
     draw()
 
 
