@@ -1179,6 +1179,8 @@ def make_envs(args, num_envs, render=False, video=None):
     try:
         importlib.import_module(package)
         kwargs = json.loads(args.env_kwargs)
+        if not isinstance(kwargs, dict):
+            raise UserError('--env-kwargs is a JSON object, such as {"size": 4}')
         defaults = ONE_HOT if package == "minigrid" else ()
         wrappers = [read_wrapper(text) for text in args.wrappers or defaults]
         if args.wrappers or args.max_episode_return is not None:
@@ -1285,7 +1287,8 @@ make_agent = make_recurrent_agent  # as the run section calls it
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
-update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency""".split()  # from 1
+update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency hidden_sizes
+critic_hidden_sizes""".split()  # from 1
 SIGNED = "stop_at_return max_episode_return initial_reward_threshold v_min v_max".split()  # the rest: from 0
 
 
@@ -1320,8 +1323,9 @@ def tuned(*flags, **given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
-        if isinstance(value, int | float) and name not in SIGNED and not value >= least:
-            raise UserError(f"{name} must be at least {least}")
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, int | float) and name not in SIGNED and not number >= least:
+                raise UserError(f"{name} must be at least {least}")
     fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
     if any(getattr(defaults, name) for name in SCHEDULED):
         fixed.add("total_timesteps")
@@ -1732,8 +1736,10 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        sys.exit("\nstopped: --resume RUN_DIR goes on from the last checkpoint, if any")
+        sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 
 
 if __name__ == "__main__":

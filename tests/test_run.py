@@ -694,6 +694,7 @@ REFUSED = {
     "--env-id importing_module:Plain-v0": "importing_module",
     '--env-kwargs {"lenght":1}': "lenght",
     "--env-kwargs [": "with --env-kwargs [",
+    "--env-kwargs 5": "is a JSON object",
     '--env-id MiniGrid-Empty-5x5-v0 --env-kwargs {"foo":1}': "'foo'",
     "--env-id run_worlds:Blind-v0 --capture-video": "'render_mode'",
     "--wrappers gymnasium.wrappers.Nope": "there is no Nope",
@@ -713,6 +714,7 @@ REFUSED = {
     "--num-envs 0": "num_envs must be at least 1",
     "--num-minibatches 0": "num_minibatches must be at least 1",
     "--seed -1": "seed must be at least 0",
+    "--hidden-sizes 64 0": "hidden_sizes must be at least 1",
     "--learning-rate -1": "learning_rate must be at least 0",
     "--max-grad-norm nan": "max_grad_norm must be at least 0",
     "--eval-episodes 0": "eval_episodes must be at least 1",
@@ -734,6 +736,16 @@ def test_refused(script, flags, capsys):
     Path("taken").write_text("a file, not a folder")
     assert REFUSED[flags] in complaint(script, f"--no-progress {flags}", capsys)
     assert [path.name for path in Path().iterdir()] == ["taken"]
+
+
+def test_nobody_reads_what_is_printed():
+    """No traceback: `python ppo.py | head -1`."""
+    words = [sys.executable, Path(TESTS).parent / "ppo.py", *RUN.split()]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    with process.stderr:
+        assert "Traceback" not in process.stderr.read()
+    assert process.wait() == 0
 
 
 def damage(script, what):
