@@ -26,7 +26,7 @@ SUITES = {  # script: (environments, changes)
          "--init-std 0.37"],
     ),
     "dqn": (
-        ["Breakout", "Large rewards", "Units"],
+        ["Breakout", "Large rewards"],
         ["--learning-rate 5e-4", "--learning-rate 2e-3", "--no-anneal-lr", "--train-frequency 8",
          "--train-frequency 2", "--batch-size 64", "--batch-size 256", "--gamma 0.98", "--gamma 0.995",
          "--target-network-frequency 250", "--target-network-frequency 1000", "--no-double", "--clip-error",
@@ -36,8 +36,7 @@ SUITES = {  # script: (environments, changes)
     "sac": (
         ["CartPole swing-up", "Double pendulum"],
         ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--gradient-steps 2", "--train-frequency 2",
-         "--batch-size 128", "--gamma 0.98", "--gamma 0.995", "--tau 0.01", "--policy-frequency 1", "--alpha 0.2",
-         "--normalize-obs", "--normalize-reward"],
+         "--batch-size 128", "--gamma 0.98", "--tau 0.01", "--policy-frequency 1", "--normalize-obs"],
     ),
 }  # fmt: skip
 
