@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for Pendulum-v1 too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for Pendulum-v1 too; flags win over both."""
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: as TUNED says, else TD3
@@ -83,8 +83,8 @@ class Args:
     ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the deviation of their discounted sum; at most ±10
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON

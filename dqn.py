@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
 
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -77,7 +77,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON

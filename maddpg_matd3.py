@@ -7,9 +7,10 @@
 # ///
 """Multi-agent DDPG and TD3 (MADDPG, MATD3), all of it, in this one file.
 
-Each of n agents acts only on its own observation, a^i = mu^i(o^i). During training, its critic Q^i
-sees the state s and the actions of all agents, and learns, from stored steps, what return to expect.
-The actor learns to raise Q^i; for the other agents' actions it takes those stored with the step:
+Centralised training, decentralised execution: each of n agents acts only on its own observation,
+a^i = mu^i(o^i). During training, its critic Q^i sees the state s and the actions of all agents, and
+learns, from stored steps, what return to expect. The actor learns to raise Q^i; for the other agents'
+actions it takes those stored with the step:
 
     y^i = r^i + gamma (1 - terminated) Q'^i(s', mu'^1(o'^1), …, mu'^n(o'^n))
     L(Q^i) = E[ (Q^i(s, a^1, …, a^n) - y^i)^2 ]   (arXiv 1706.02275, eq. 6)
@@ -61,11 +62,11 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some; flags win over both."""
 
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given
-    target_noise: float = 0.2  # deviation of the noise on continuous target actions; maddpg: 0
+    target_noise: float = 0.2  # standard deviation of the noise on continuous target actions; maddpg: 0
     twin_q: bool = True  # two critics; the lower of their target values counts; maddpg: False
     policy_frequency: int = 2  # critic updates per update of actors and targets; maddpg: 1
     noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
@@ -83,12 +84,12 @@ class Args:
     gamma: float = 0.99  # discount
     n_step: int = 1  # rewards summed in a target before Q' estimates the rest
     tau: float = 0.005  # in an update, target networks <- tau networks + (1 - tau) target networks
-    exploration_noise: float = 0.1  # deviation of the noise on continuous actions (1: half their range)
+    exploration_noise: float = 0.1  # standard deviation of the noise on continuous actions (1: half their range)
     output_penalty: float = 1e-3  # weight of the mean square of tanh's or softmax's inputs
     gumbel_temperature: float = 1.0  # of the softmax that gradients of discrete actions flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # of each network's hidden layers
     max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -134,8 +135,9 @@ class Agents(nn.Module):
     example actions (B, A_i).
 
     TD3's two estimates of Q are called twins here (MADDPG has only the first): each is a list of
-    critics. EP (environment-provided) and FP (feature-pruned) are names from arXiv 2103.01955,
-    section 5.2; here FP prunes nothing: it is the agent's own observation and the state.
+    critics; so critics[0] is Q_1 of all agents. EP (environment-provided) and FP are names from arXiv
+    2103.01955, section 5.2, where FP is feature-pruned; here nothing is: FP is the agent's own
+    observation and the state, which the paper calls AS (agent-specific).
 
         --state-type          EP                    FP
         rewards and ends      one for all agents    one for each agent
@@ -502,7 +504,7 @@ def polyak(target, source, tau):
 
 @torch.no_grad()
 def matd3_targets(agents, batch, args, rng):
-    """The critics' targets y (G·B,): a window's reward plus gamma^k Q', with TD3's first two tricks."""
+    """The critics' targets y (G·B,): n-step returns plus gamma^k Q', with TD3's first two tricks."""
     next_actions, _ = agents.choose(agents.target_actors, batch.next_rows, rng)
     joint = torch.cat(next_actions, dim=1)
     if args.target_noise > 0 and not agents.discrete:  # TD3, trick 1: target policy smoothing
@@ -601,7 +603,7 @@ def train(args):
             gradient_step(critic_loss, agents.critics, critic_optimizer, args)
             run.log(critic_loss=critic_loss.detach(), value_mean=value_mean)
             critic_scheduler.step()
-            if updates % args.policy_frequency == 0:  # TD3, trick 3: these are updated less often
+            if updates % args.policy_frequency == 0:  # TD3, trick 3: delayed updates of actors and targets
                 actor_loss, squares = actors_loss(agents, batch, rng)
                 # As in MADDPG's code, a penalty against saturated outputs.
                 penalized = actor_loss + args.output_penalty * squares

@@ -60,7 +60,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some; flags win over both."""
 
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own
@@ -87,7 +87,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actors' hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actors'
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -279,10 +279,11 @@ class Team(nn.Module):
         """What the critic sees of team_rows (L, N, …): (L, N, size), or with FP (L, N·n, size).
 
         EP (environment-provided) is the state: the environment's own, or else all observations side
-        by side. FP has for each agent its own observation, padded with zeros, and the state (its own
-        state, if the environment has one for each agent). Without --agent-rewards, a dead agent has
-        zeros (in the paper, with its number); its value is what its team still gets. In arXiv
-        2103.01955, section 5.2, our FP is called AS, and all observations side by side CL.
+        by side (CL in arXiv 2103.01955, section 5.2). FP has for each agent its own observation, padded
+        with zeros, and the state (its own state, if the environment has one for each agent). The paper
+        calls this AS (agent-specific); its FP (feature-pruned) leaves out what is there twice. Without
+        --agent-rewards a dead agent has zeros (death masking; in the paper, with the agent's number):
+        its value is then what its team still gets.
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]
@@ -303,8 +304,8 @@ class Team(nn.Module):
     def sample(self, team_rows, rnn_states, reset_rows, rng=None):
         """One step in team_rows (N, …): (actions (N·F, D), next rnn_states (N·F, H)).
 
-        Both, and rnn_states, are lists over policies; for `rng` see AgentPolicy.choose. To the networks
-        it is a sequence of L = 1 step.
+        Both, and rnn_states, are lists over policies. With `rng` actions are drawn; without, they are
+        the most likely ones. To the networks it is a sequence of L = 1 step.
         """
         team_rows = torch.as_tensor(team_rows, device=self.device).unsqueeze(0)
         reset_rows = torch.as_tensor(reset_rows, device=self.device).unsqueeze(0)
@@ -395,11 +396,11 @@ class TeamBuffer:
     row t + 1, whether or not an episode ended in between. No advantage reaches back from row 2: row 1
     ends the episode.
 
-    Rewards and ends are (T, N, V). V is here how many values an environment has: 1, or with FP n.
+    Rewards and ends are (T, N, K). The critic has K values for each environment: 1, or with FP n.
     """
 
     def __init__(self, args, team):
-        T, N, V = args.num_steps, args.num_envs, team.values_per_env
+        T, N, K = args.num_steps, args.num_envs, team.values_per_env
         row_size = team.layout.available[-1].stop
         self.args = args
         self.alive = team.layout.alive
@@ -410,11 +411,11 @@ class TeamBuffer:
             columns = actor.outputs if actor.continuous else len(actor.output_sizes)
             dtype = np.float32 if actor.continuous else np.int64
             self.actions.append(np.zeros((T, N * len(agents), columns), dtype))
-        self.rewards = np.zeros((T, N, V), np.float32)
-        self.terminated = np.zeros((T, N, V), bool)
-        self.truncated = np.zeros((T, N, V), bool)
+        self.rewards = np.zeros((T, N, K), np.float32)
+        self.terminated = np.zeros((T, N, K), bool)
+        self.truncated = np.zeros((T, N, K), bool)
         self.rnn_states = team.first_states(N)  # one tensor per policy: the states before row 0
-        self.rnn_states_critic = torch.zeros(N * V, team.critic.hidden_size, device=team.device)
+        self.rnn_states_critic = torch.zeros(N * K, team.critic.hidden_size, device=team.device)
 
     def insert_results(self, t, next_rows, rewards, terminated, truncated, infos):
         """Store rewards and ends of step t of all environments, as envs.step returned them.
@@ -681,7 +682,7 @@ def train(args):
         run.log(explained_variance=ev, learning_rate=scheduler.get_last_lr()[0])
 
         update_policies(team, optimizer, all_steps, args, rng, run)
-        if team.value_norm is not None:  # only now: critic_steps read the critic's outputs on the old scale
+        if team.value_norm is not None:  # after GAE, since the critic's outputs have the old mean and std
             team.value_norm.update(critic_steps.returns[critic_steps.active])
             targets = team.value_norm.normalize(critic_steps.returns)
             critic_steps = critic_steps._replace(returns=targets)
@@ -785,11 +786,14 @@ def scale_and_bias(box):
 class ValueNorm(nn.Module):
     """Running mean and standard deviation of the returns, which normalise the critic's targets.
 
-        m <- beta m + (1 - beta) E[R]   (once a rollout)
+        m <- beta m + (1 - beta) E[R]
+        q <- beta q + (1 - beta) E[R²]
+        w <- beta w + (1 - beta)   (once a rollout; all start at 0)
+        mean = m / w,   variance = q / w - mean²
 
-    and likewise for E[R²] and for the number 1. Dividing by the last, `weight`, removes the bias of
-    the start at zero (as in arXiv 1412.6980, section 3). beta is so near to 1 that all rollouts of a
-    run count almost alike; it is that of the authors' code for arXiv 2103.01955 (idea: section 5.1).
+    Dividing by w is Adam's bias correction (arXiv 1412.6980, section 3). beta is so near to 1 that all
+    rollouts of a run count almost alike; it is that of the authors' code for arXiv 2103.01955 (idea:
+    section 5.1). Attributes: m is `mean`, q is `mean_square`, w is `weight`.
     """
 
     def __init__(self, beta=0.99999):

@@ -53,7 +53,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)
@@ -80,9 +80,9 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # by their running mean and standard deviation; never images
-    normalize_reward: bool = True  # divide rewards by the deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON

@@ -5,7 +5,7 @@
 #   "numpy>=1.26", "matplotlib>=3.8", "tyro>=1.0", "tqdm>=4.66", "moviepy>=2.0",
 # ]
 # ///
-"""PPO on many processes and machines, equal to PPO on one: data-parallel learning, in this one file.
+"""PPO on many processes and machines: data-parallel learning, in this one file.
 
 Play T steps in N environments. Compare what each action brought with what the critic had expected:
 the difference is the action's advantage A. Make the better actions more likely. Several epochs
@@ -16,11 +16,12 @@ the incentive to move their ratio r far from 1:
     r = pi(a|s) / pi_old(a|s)
 
 Each of K processes has a copy of the network and plays N / K environments. Before each gradient
-step they average their gradients. Process k has n_k rows of the batch and their mean gradient g_k:
+step they average their gradients. Process k has n_k rows of the minibatch and their mean gradient g_k:
 
     g = sum_k n_k g_k / sum_k n_k
 
-This is the mean over all rows, so all copies stay the same, as in DD-PPO; DistributedDataParallel
+This is the mean over all rows: what one process with all of them would compute. So all copies stay
+the same, as in DD-PPO; DistributedDataParallel
 would weigh processes equally. Mean and deviation of the advantages, running statistics, KL and
 metrics are of all rows as well. Seeds of environments, actions and minibatches differ.
 
@@ -65,7 +66,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)
@@ -92,9 +93,9 @@ class Args:
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # by their running mean and standard deviation; never images
-    normalize_reward: bool = True  # divide rewards by the deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -510,6 +511,34 @@ def ppo_loss(agent, batch, args):
         "clip_fraction": ((log_ratios.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
     return loss, metrics
+
+
+# -------------------------------------------------------------------------- gradients of all processes
+def add_up(sums):
+    """Replace a tensor by its sum over all processes. Four times as fast as exchange."""
+    try:
+        distributed.all_reduce(sums)
+    except RuntimeError as error:
+        end_with_the_others(error)
+
+
+def average(tensors, rows):
+    """Replace tensors, means over the `rows` rows of this process, by the means over those of all.
+
+        x = sum_k n_k x_k / sum_k n_k
+
+    Process k has n_k rows: not all have as many, since reset rows drop out. All tensors are one message.
+    """
+    if not distributed.is_initialized():
+        return
+    weight = torch.ones_like(tensors[0]).flatten()[:1]  # a 1: sums[0] becomes sum_k n_k
+    sums = rows * torch.cat([weight, *[x.flatten() for x in tensors]])
+    if rows == 0:
+        sums.zero_()  # the mean of nothing is NaN
+    add_up(sums)
+    means = (sums[1:] / sums[0]).split([x.numel() for x in tensors])
+    for x, mean in zip(tensors, means):
+        x.copy_(mean.view_as(x))
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -937,33 +966,6 @@ def end_with_the_others(error, code=1):
         time.sleep(10)
         print(f"process {distributed.get_rank()} has lost the others: {error}", file=sys.stderr, flush=True)
     os._exit(code)  # sys.exit may crash here
-
-
-def add_up(sums):
-    """Replace a tensor by its sum over all processes. Four times as fast as exchange."""
-    try:
-        distributed.all_reduce(sums)
-    except RuntimeError as error:
-        end_with_the_others(error)
-
-
-def average(tensors, rows):
-    """Replace tensors, means over the `rows` rows of this process, by the means over those of all.
-
-        x = sum_k n_k x_k / sum_k n_k
-
-    Process k has n_k rows: not all have as many, since reset rows drop out. All tensors are one message.
-    """
-    if not distributed.is_initialized():
-        return
-    weight = torch.ones_like(tensors[0]).flatten()[:1]  # a 1: sums[0] becomes sum_k n_k
-    sums = rows * torch.cat([weight, *[x.flatten() for x in tensors]])
-    if rows == 0:
-        sums.zero_()  # the mean of nothing is NaN
-    add_up(sums)
-    means = (sums[1:] / sums[0]).split([x.numel() for x in tensors])
-    for x, mean in zip(tensors, means):
-        x.copy_(mean.view_as(x))
 
 
 def explained_variance_of_all(buffer):

@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for Taxi too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for Taxi too; flags win over both."""
 
     # algorithm
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
@@ -78,9 +78,9 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
-    normalize_reward: bool = True  # divide rewards by the deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "Taxi-v4"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON

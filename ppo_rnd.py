@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for MultiRoom too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for MultiRoom too; flags win over both."""
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate
@@ -94,7 +94,7 @@ class Args:
     normalize_obs: bool = True  # of actor and critics, by running statistics; RND always does
     normalize_reward: bool = True  # divide extrinsic rewards by the deviation of their discounted return; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "MiniGrid-MultiRoom-N4-S5-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON

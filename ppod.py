@@ -64,7 +64,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for DoorKey too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for DoorKey too; flags win over both."""
 
     # demonstrations
     rho: float = 0.1  # probability that a slot replays a reward demo next
@@ -74,8 +74,8 @@ class Args:
     # for value demos at the start (capacity), or how many there are (current)
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # a return (of wrapped rewards) that makes an episode a reward demo; None: the first
-    # demos' lowest; if it is not above 0, any above 0
+    # an episode with at least this return (of wrapped rewards) becomes a reward demo; it rises later
+    # None: the lowest return of the first demos if that is above 0; else every return above 0 will do
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
@@ -105,11 +105,11 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
-    normalize_obs: bool = True  # vectors, by their running mean and standard deviation
-    normalize_reward: bool = True  # divide rewards by the deviation of their discounted sum; at most ±10
+    normalize_obs: bool = True  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -231,10 +231,10 @@ class RecurrentAgent(nn.Module):
         return self.trunk(obs if self.obs_stats is None else self.obs_stats(obs))
 
     def features(self, obs, reset_rows, state):
-        """(features (L, B, F), the input of actor and critic; the GRU's states (L, B, gru_size) after each step).
+        """(features, states) of sequences obs (L, B, …) with reset_rows (L, B).
 
-        obs is (L, B, …), reset_rows is (L, B), and state (B, gru_size) is the GRU's state before
-        the first step.
+        features (L, B, F) are the input of actor and critic; states (L, B, gru_size) are the GRU's
+        after each step, zero after a reset row; `state` (B, gru_size) is the one before the first step.
         """
         x = self.trunk_output(obs.flatten(0, 1)).unflatten(0, reset_rows.shape)
         if self.gru is None:
@@ -259,8 +259,8 @@ class RecurrentAgent(nn.Module):
         values = self.critic(features).squeeze(2)
         return log_probs.view_as(values), entropies.view_as(values), values, states
 
-    def certain_log_prob(self):
-        """log mu of a replayed action; mu, the probability with which it was chosen, is 1 in PPO+D, so log mu = 0.
+    def demo_log_prob(self):
+        """log mu(a|s) of a replayed action; mu is the demonstrator's policy. PPO+D takes mu = 1, so it is 0.
 
         A continuous action (not in the paper) has a density instead: mu is then the present
         policy's density at its own mean, where it is highest. So pi/mu <= 1 at first, as for
@@ -343,7 +343,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 # B chunks of L steps, (L, B, …). The GRU begins a chunk with states[0], the state that it had there
 # in the rollout. All rows but reset rows are trained on. old_*: of the agent that played the
-# rollout; but old_log_probs of replayed rows are certain_log_prob.
+# rollout; but old_log_probs of replayed rows are demo_log_prob.
 FIELDS = "obs reset_rows replayed actions old_log_probs old_values advantages returns states"
 Sequences = namedtuple("Sequences", FIELDS)
 
@@ -403,15 +403,16 @@ class SequenceBuffer:
         """Set old_log_probs (T, N) and old_values (T + 1, N), of the agent that played this rollout.
 
         Also replayed (T, N), and states (T, N, gru_size): the GRU's states before each row. In
-        replayed rows the log-prob is certain_log_prob(), even if the demo is the agent's own.
+        replayed rows the log-prob is demo_log_prob(), even if the demo is the agent's own.
         """
         obs = torch.as_tensor(self.obs, device=agent.device)
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
-        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])  # any reset_rows would do
+        # Its reset_rows change only the state after it, which nobody asks for.
+        last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])
         self.replayed = torch.as_tensor(self.demos.astype(bool), device=agent.device)
-        log_probs[self.replayed] = agent.certain_log_prob()  # PPO+D: the demonstrator was certain
+        log_probs[self.replayed] = agent.demo_log_prob()
         self.old_log_probs = log_probs
         self.old_values = torch.cat([values, agent.critic(last_features).squeeze(2)])
         self.states = torch.cat([self.state[None], states[:-1]])
@@ -458,7 +459,7 @@ class Demo:
     terminated: bool  # whether the last step terminated; if not, it counts as truncated
     total: float  # return of the whole episode, of which the demo may be only the beginning
     human: bool = False  # whether it is never dropped
-    max_value: float = 0.0  # highest V of its states: at first that in the whole episode, later that in its last replay
+    max_value: float = 0.0  # max_t V(s_t), in the whole episode at first, then in its last replay
 
     def arrays(self, convert):
         """Its arrays by name, converted by a function: a checkpoint holds them as tensors."""
@@ -635,7 +636,7 @@ class PPODBuffer:
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
-        if lowest > (self.reward_threshold or 0):  # never falls; without the flag, always above 0
+        if lowest > (self.reward_threshold or 0):  # it never falls, and a first one is above 0
             self.reward_threshold = lowest
 
     def anneal_parameters(self):
@@ -767,7 +768,7 @@ def approximate_kl(log_ratios):
 def sequence_loss(agent, batch, args):
     """The loss of Sequences, without their reset rows, to be minimised, and a dict of metrics to log.
 
-    In replayed rows the ratio is pi/mu (see certain_log_prob). For discrete actions mu = 1, so
+    In replayed rows the ratio is pi/mu (see demo_log_prob). For discrete actions mu = 1, so
     A > 0 is never clipped, and A < 0 has a gradient only while pi > 1 - eps. This ratio does not
     tell how far the policy has moved, so approx_kl and clip_fraction leave these rows out.
     """
@@ -782,17 +783,16 @@ def sequence_loss(agent, batch, args):
     v_loss = value_loss(values[trained], batch.old_values[trained], batch.returns[trained], clip_vloss)
     entropy = entropies[trained].mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    own = log_ratios.detach()[~batch.replayed[trained]]
-    if len(own) == 0:  # nothing but replays
-        own = torch.zeros(1)
     metrics = {
         "loss": loss.detach(),
         "policy_loss": pg_loss.detach(),
         "value_loss": v_loss.detach(),
         "entropy": entropy.detach(),
-        "approx_kl": approximate_kl(own),
-        "clip_fraction": ((own.exp() - 1).abs() > args.clip_coef).float().mean(),
     }
+    played = log_ratios.detach()[~batch.replayed[trained]]
+    if len(played) > 0:
+        metrics["approx_kl"] = approximate_kl(played)
+        metrics["clip_fraction"] = ((played.exp() - 1).abs() > args.clip_coef).float().mean()
     return loss, metrics
 
 
@@ -850,7 +850,7 @@ def train(args):
                 optimizer.step()
                 run.log(**metrics)
             agent.eval()
-            if args.target_kl is not None and metrics["approx_kl"] > args.target_kl:
+            if args.target_kl is not None and metrics.get("approx_kl", 0) > args.target_kl:
                 break
         scheduler.step()
 

@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for CliffWalking too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for CliffWalking too; flags win over both."""
 
     # algorithm
     algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"
@@ -100,9 +100,9 @@ class QTable:
 
     They are lists of lists: in NumPy arrays, single numbers are read and written more slowly. All
     begin at 0, which is optimistic if rewards are negative: untried actions look best. An
-    observation is one number or several, each cut into bins by its `edges`: a number's bin is how many
-    of them are <= it. Integers 0 … n - 1, with edges 1 … n - 1, have a bin each. The bins, read as the
-    digits of a number, give the row.
+    observation is one number or several, each discretised by its `edges` (state aggregation, Sutton &
+    Barto, section 9.3): a number's bin is how many edges are <= the number. Integers 0 … n - 1, with
+    edges 1 … n - 1, have a bin each. Of two components, the row is bin_1 * (number of bins_2) + bin_2.
     """
 
     def __init__(self, edges, observation_space, action_space, args):
@@ -281,7 +281,7 @@ def train(args):
     run.start(agent=agent)  # --resume loads its table
 
     env, rng = new_env(run)
-    set_total(run, run.num_episodes, args.num_episodes)  # for a resumed run; else nothing yet
+    set_total(run, run.num_episodes, args.num_episodes)  # of a resumed run: before an episode it does nothing
     while not run.is_finished():
         episode_return, length = play_episode(agent, env, run, rng, args)  # advances run.step
         (true_return,) = true_returns(run.envs, args, [episode_return])  # before wrappers changed rewards

@@ -64,7 +64,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
 
     # the six improvements and their settings
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -100,7 +100,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -625,9 +625,8 @@ def train(args):
 
         # Up to num_envs steps were taken at once: update as often as if one by one.
         for step in range(previous_step + 1, run.step + 1):
-            starts = (
-                step >= learning_starts and buffer.size >= args.batch_size
-            )  # steps of open windows are not stored yet
+            # Steps of open windows are not stored yet, so the buffer may hold fewer.
+            starts = step >= learning_starts and buffer.size >= args.batch_size
             if starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):

@@ -10,11 +10,11 @@
 Play episodes. Make each action more likely if the rewards after it were more than expected, less
 likely if they were less. What was expected is the baseline b: 0, or a critic's value.
 
-    gradient of J ~ E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11's step)
+    grad J = E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11's step)
 
-J is the expected return of an episode, R_t the return from step t on: the book's G_t. The factor
-gamma^t of its algorithm is left out, as nearly everywhere: otherwise late steps would hardly count.
-So for gamma < 1 this is not the exact gradient of J. REINFORCE waits for the ends of episodes. A2C,
+J is the expected return of an episode, R_t the return from step t on (the book's G_t), and gamma is
+1. For smaller gamma, the factor gamma^t of the book's algorithm is left out, as nearly everywhere: otherwise late
+steps would hardly count. So it is then not the exact gradient of J. REINFORCE waits for the ends of episodes. A2C,
 which is A3C made synchronous, updates every n steps and bootstraps: the critic's value replaces the
 rewards that follow (arXiv 1602.01783, section 4). REINFORCE does so only where a time limit cuts an
 episode off.
@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for CartPole too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
 
     # algorithm
     baseline: Literal["none", "value"] = "value"  # what is subtracted from returns; value: a critic
@@ -70,7 +70,7 @@ class Args:
     vf_coef: float = 0.5  # weight of the critic's loss, half the mean squared error
     max_grad_norm: float = 0.5  # a longer gradient, of actor and critic together, is scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of actor and critic, as --hidden-sizes 64 64
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -166,8 +166,9 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 class Rollout:
     """Steps of N environments, in the order in which they were played.
 
-    A row is a step of one environment. Skipped rows are not learnt from: A2C's steps that only
-    reset, REINFORCE's after the first episode.
+    A row is a step of one environment. In the row after an episode's end the action is ignored: its
+    observation is the final one, and the step only resets (next-step autoreset). A2C skips these rows,
+    that is, does not learn from them. REINFORCE skips all rows after an environment's first episode.
     """
 
     def __init__(self):
@@ -193,10 +194,10 @@ class Rollout:
         Where rewards are cut off, the critic's value replaces the rest; without a critic, 0 does.
         """
         tensor = lambda steps: torch.as_tensor(np.array(steps), device=agent.device)
-        rewards = tensor(self.rewards).float()
+        rewards = tensor(np.array(self.rewards, np.float32))
         next_values = torch.zeros_like(rewards)
         if agent.args.baseline == "value":
-            next_obs = tensor([*self.obs[1:], last_obs])  # after an end, too: the reset is the next step
+            next_obs = tensor([*self.obs[1:], last_obs])  # row t + 1 has what followed row t, even a final one
             with torch.no_grad():
                 next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
         ends = tensor(self.terminated), tensor(self.truncated)
@@ -207,7 +208,7 @@ class Rollout:
 
 # ------------------------------------------------------------------------------------------- losses
 def policy_gradient_loss(log_probs, advantages):
-    """A scalar, of tensors (B,). Its gradient is the policy gradient, negated, as a mean over steps.
+    """A scalar, of tensors (B,). Its gradient is -grad J, divided by the mean length of an episode.
 
     L = -E[ log pi(a|s) A ],   A = R - b(s)   (Sutton & Barto, eq. 13.11)
     """
@@ -228,7 +229,7 @@ def actor_critic_loss(agent, obs, actions, returns, args):
         values = agent.value(obs)
         advantages = returns - values.detach()  # the baseline is not to learn from the actor's loss
         v_loss = 0.5 * ((values - returns) ** 2).mean()
-    if args.norm_adv:
+    if args.norm_adv and len(advantages) > 1:  # a single one would become 0
         advantages = normalize(advantages)
     pg_loss = policy_gradient_loss(distribution.log_prob(actions), advantages)
     entropy = distribution.entropy().mean()
@@ -274,7 +275,7 @@ def train(args):
                 is_over = skipped.all()
                 if len(rollout.obs) > (args.max_episode_steps or 27_000):  # as in `evaluate`
                     raise UserError(f"{args.env_id}: an episode does not end; try --max-episode-steps, or --n-step 5")
-            else:  # A2C: the step after an end only resets; a rollout needs one that does more
+            else:  # A2C skips the step that only resets; a rollout needs a step that does more
                 skipped = dones
                 is_over = len(rollout.obs) >= args.n_step and not np.all(rollout.skipped)
 
@@ -492,8 +493,6 @@ def make_policy_agent(args, envs):
         raise UserError(f"{args.env_id}: no PolicyAgent for {kinds}; ppo.py takes more kinds")
     if args.n_step and args.baseline == "none":
         raise UserError("n_step needs baseline value: the critic stands for what follows after n steps")
-    if args.n_step == args.num_envs == 1 and args.norm_adv:
-        raise UserError("norm_adv makes a single advantage 0: more num_envs, more n_step, or --no-norm-adv")
     torch.manual_seed(args.seed)
     return PolicyAgent(obs_space, action_space, args, choose_device(args)).eval()
 

@@ -19,10 +19,10 @@ J(pi), a is drawn from pi(.|s):
     J(pi) = E[ alpha log pi(a|s) - min_k Q_k(s, a) ]   (arXiv 1812.05905, eqs. 2, 3, 5, 9)
 
 (The paper halves the squares and describes the two critics only in words.) In L, y is a constant. In
-J, a is a function of s and of noise, so the gradient reaches pi through a, too. k = 1 or 2 is the
-critic's number; the lower of two values is less often too high. The target networks Q' follow Q
-slowly. Descent on J(alpha) = E[ -alpha (log pi(a|s) + target entropy) ] keeps pi's entropy near its
-target.
+J, a = tanh(mean + sigma noise) is reparameterised: the gradient reaches pi through log pi(a|s) and
+through Q_k(s, a). k = 1 or 2 is the critic's number; the lower of two values is overestimated less
+(clipped double Q-learning). The target networks Q' follow Q slowly, so that y is stable. Descent
+on J(alpha) = E[ -alpha (log pi(a|s) + target entropy) ] keeps pi's entropy near its target.
 
     python sac.py                               # Pendulum-v1, a minute
     python sac.py --alpha 0.2                   # with a fixed weight of the entropy bonus
@@ -63,11 +63,11 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) has others, for Pendulum-v1 too; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some, for Pendulum-v1 too; flags win over both."""
 
     # algorithm
     alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
-    policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; papers: 1
+    policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; the paper: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
@@ -85,8 +85,8 @@ class Args:
     ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = False  # divide rewards by the deviation of their discounted sum; at most ±10
-    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: a tenth of the run, as a rule
+    normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
+    checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "Pendulum-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
@@ -177,7 +177,7 @@ class SoftActorCritic(nn.Module):
         self.target_critics = copy.deepcopy(self.critics)
         first_alpha = 1.0 if args.alpha is None else args.alpha
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
-        self.target_entropy = -float(self.action_dimensions)  # that of uniform actions is log 2 per dimension
+        self.target_entropy = -float(self.action_dimensions)  # the paper's; uniform actions have D log 2
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         inputs = math.prod(observation_space.shape)
@@ -222,7 +222,7 @@ class SoftActorCritic(nn.Module):
 
     @torch.inference_mode()  # as no_grad, but faster
     def explore(self, obs, noise):
-        """tanh(mean + sigma * noise), as an array (B, D), for an array of observations (B, …)."""
+        """tanh(mean + sigma noise), (B, D), for an array of raw observations (B, …); noise 0: the mode of u."""
         dtype = torch.uint8 if self.image else torch.float32
         obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=self.device)
@@ -251,13 +251,14 @@ def squashed_gaussian(mean, log_std, noise):
         log pi(a|s) = log N(u; mean, sigma^2) - sum_d log(1 - a_d^2)   (arXiv 1801.01290, eq. 21)
         log(1 - tanh(u)^2) = 2 (log 2 - u - log(1 + exp(-2 u)))
 
-    The density of a is that of u, divided by the slope of tanh, 1 - tanh(u)^2. The last equation
-    gives the logarithm of this slope even where tanh(u) rounds to 1.
+    Change of variables: the density of a is that of u, divided by |det da/du|. This Jacobian is
+    diagonal, with 1 - tanh(u_d)^2. The last equation, where log(1 + exp(x)) is softplus(x), gives its
+    logarithm even where tanh(u) rounds to 1.
     """
     u = mean + log_std.exp() * noise
     log_density = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
-    log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
-    return u.tanh(), (log_density - log_slope).sum(1)
+    log_jacobian = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+    return u.tanh(), (log_density - log_jacobian).sum(1)
 
 
 # -------------------------------------------------------------------------------------- exploration
@@ -358,7 +359,7 @@ def soft_td_targets(rewards, next_values, next_log_probs, terminated, alpha, gam
 
     a' is drawn from pi(.|s') (arXiv 1812.05905, eqs. 2, 3, 5).
     """
-    next_values = next_values.amin(0) - alpha * next_log_probs
+    next_values = next_values.amin(0) - alpha * next_log_probs  # V(s'), with the entropy bonus
     return rewards + gamma * next_values * ~terminated
 
 
@@ -496,7 +497,7 @@ def train(args):
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
-            if updates % args.policy_frequency == 0:  # n updates every n-th time, all on this batch
+            if updates % args.policy_frequency == 0:  # delayed as in TD3; n at once: as many as of the critics
                 for _ in range(args.policy_frequency):
                     run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()

@@ -45,6 +45,7 @@ class Stub(torch.nn.Module):
     "actor_critic_loss, entropy lowered: - args.ent_coef -> + args.ent_coef",
     "actor_critic_loss, the critic's loss counts once: args.vf_coef * v_loss -> v_loss",
     "actor_critic_loss, normalised unasked: if args.norm_adv -> if True",
+    "actor_critic_loss, a single advantage becomes 0: len(advantages) > 1 -> True",
     "actor_critic_loss, a critic where there is none: if args.baseline == -> if not args.baseline ==",
 )
 def test_policy_gradient(script):
@@ -74,6 +75,9 @@ def test_policy_gradient(script):
     agent = Stub(args)
     script.actor_critic_loss(agent, obs, actions, returns, args)[0].backward()
     close(-agent.logits.grad, [0.5, -0.5])
+    agent = Stub(args)  # a single step: A = 2 stays
+    script.actor_critic_loss(agent, obs[:1], actions[:1], returns[:1], args)[0].backward()
+    close(-agent.logits.grad, [1.5, -1.5])
 
 
 @catches(
@@ -231,7 +235,6 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {
         "--env-id Pendulum-v1": "ppo.py takes more kinds",
         "--n-step 5 --baseline none": "n_step needs baseline",
-        "--n-step 1 --num-envs 1": "--no-norm-adv",
     }
     refused["--n-step 0"] = "n_step must be at least 1"
     check_refused(script, refused, tmp_path, monkeypatch, capsys)
