@@ -26,7 +26,7 @@ SUITES = {  # script: (environments, changes)
          "--init-std 0.37"],
     ),
     "dqn": (
-        ["Breakout", "Large rewards"],
+        ["Breakout", "FlappyBird"],
         ["--learning-rate 5e-4", "--learning-rate 2e-3", "--no-anneal-lr", "--train-frequency 8",
          "--train-frequency 2", "--batch-size 64", "--batch-size 256", "--gamma 0.98", "--gamma 0.995",
          "--target-network-frequency 250", "--target-network-frequency 1000", "--no-double", "--clip-error",
