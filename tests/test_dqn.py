@@ -459,3 +459,17 @@ def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys)
         flags = f"--learning-starts {starts} --batch-size {batch} --total-timesteps 30 --eval-episodes 1"
         assert command(script, f"{flags} --num-envs 1 --no-progress --run-dir run{number}") == 0
         assert ("nothing will be learnt" in capsys.readouterr().out) == said
+
+
+@catches('Run.give_hints, never: is_off("clip_reward") and not -> is_off("clip_reward") and')
+def test_large_rewards(script, tmp_path, monkeypatch, capsys):
+    """There is no --normalize-reward here: the hint names a wrapper. With it, returns are still the true ones."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--env-id run_worlds:Faulty-v0 --num-envs 1 --total-timesteps 60 --eval-episodes 1 --no-progress --run-dir "
+    odd = ["--env-kwargs", '{"field":"reward","at":3,"value":"500"}']
+    wrapper = "--wrappers gymnasium.wrappers.NormalizeReward"
+    for run, more in (("run1", ""), ("run2", wrapper)):
+        assert command(script, f"{flags}{run} {' '.join(odd)} {more}") == 0
+        out = capsys.readouterr().out
+        assert out.count(f"beyond ±100: try {wrapper}") == (more == "")
+        assert "last evaluation: 509.0" in out
