@@ -105,7 +105,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
-    normalize_obs: bool = True  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_obs: bool = True  # by their running mean and standard deviation; never images
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
@@ -1628,8 +1628,9 @@ class Run:
         large = self.largest.get("reward", 0) > 100
         if large and is_off("normalize_reward"):
             hints.append("rewards go beyond ±100: try --normalize-reward")
-        if large and is_off("clip_reward") and not hasattr(self.args, "normalize_reward"):  # dqn.py, rainbow.py
-            hints.append("rewards go beyond ±100: try --wrappers gymnasium.wrappers.NormalizeReward")
+        if large and is_off("clip_reward") and not hasattr(self.args, "normalize_reward"):
+            wrapper = "gymnasium.wrappers.NormalizeReward"
+            hints.append(f"rewards go beyond ±100: try --wrappers {wrapper}")
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
         if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:
