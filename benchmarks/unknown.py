@@ -1,4 +1,4 @@
-"""The defaults where nobody has tuned: each script beside Stable-Baselines3's defaults, at equal environment steps.
+"""The defaults where nobody has tuned: each script beside those of Stable-Baselines3 or sb3-contrib, at equal steps.
 
     pip install mujoco==3.17.0 stable-baselines3 flappy-bird-gymnasium gym-pusht dm_control shimmy
     pip install --no-deps minatar
@@ -42,6 +42,7 @@ CHOOSING = {  # name: (discrete or continuous actions, id, arguments of the cons
     "Reacher": ("continuous", "Reacher-v5", {}),
     "PushT": ("continuous", "gym_pusht:gym_pusht/PushT-v0", {}),
     "Actions": ("continuous", "worlds:Actions-v0", {}),
+    "Rainy taxi": ("masked", "worlds:Rainy-v0", {"is_rainy": True}),
 }
 REPORTING = {
     "Space Invaders": ("discrete", "worlds:MinAtar/SpaceInvaders-v1", GAME),
@@ -55,6 +56,7 @@ REPORTING = {
     "Pusher": ("continuous", "Pusher-v5", {}),
     "Offset": ("continuous", "worlds:Offset-v0", {}),
     "Long": ("continuous", "worlds:Long-v0", {}),
+    "Taxi": ("masked", "worlds:Taxi-v0", {}),
 }
 ENVIRONMENTS = CHOOSING | REPORTING
 SCRIPTS = {  # script: (the peer, environment steps, kinds of actions)
@@ -62,6 +64,7 @@ SCRIPTS = {  # script: (the peer, environment steps, kinds of actions)
     "dqn": ("DQN", 50_000, ("discrete",)),
     "ddpg_td3": ("TD3", 10_000, ("continuous",)),
     "sac": ("SAC", 10_000, ("continuous",)),
+    "ppo_masked": ("MaskablePPO", 100_000, ("masked",)),
 }
 EPISODES = 30
 
@@ -109,15 +112,22 @@ def train_peer(script, name, seed, steps, _):
     from stable_baselines3.common.evaluation import evaluate_policy
 
     torch.set_num_threads(1)
-    _, env_id, kwargs = ENVIRONMENTS[name]
+    kind, env_id, kwargs = ENVIRONMENTS[name]
+    library, wrapper = stable_baselines3, lambda env: env
+    if kind == "masked":
+        import sb3_contrib as library
+        from sb3_contrib.common.maskable.evaluation import evaluate_policy
+        from sb3_contrib.common.wrappers import ActionMasker
+
+        wrapper = lambda env: ActionMasker(env, lambda taxi: taxi.unwrapped.action_mask(taxi.unwrapped.s))
 
     def make():
         env = gym.make(env_id, **kwargs)
         if env_id.startswith("MiniGrid"):  # what our scripts see of it
             env = ImgObsWrapper(OneHotPartialObsWrapper(env))
-        return gym.wrappers.FlattenObservation(env)
+        return wrapper(gym.wrappers.FlattenObservation(env))
 
-    maker = getattr(stable_baselines3, SCRIPTS[script][0])
+    maker = getattr(library, SCRIPTS[script][0])
     model = maker("MlpPolicy", make_vec_env(make, 1, seed=seed), seed=seed, device="cpu")
     begun = time.monotonic()
     model.learn(steps)

@@ -24,6 +24,8 @@ WORLDS = {  # id: the task, what is done to it, and its number of steps
     "Units-v0": ("Acrobot-v1", rescaled, 500),
     "Offset-v0": ("Pendulum-v1", partial(TransformReward, func=lambda reward: reward + 100), 200),
     "Long-v0": ("Pendulum-v1", lambda env: env, 3000),
+    "Taxi-v0": ("Taxi-v4", lambda env: env, 200),
+    "Rainy-v0": ("Taxi-v4", lambda env: env, 200),
 }
 
 
