@@ -799,6 +799,8 @@ def tuned(*flags, **given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
+        if isinstance(getattr(Args(), name), tuple) and not isinstance(value, tuple):  # in a notebook
+            raise UserError(f"{name} must be a tuple, such as (64,)")
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
@@ -948,7 +950,10 @@ class Run:
         if os.path.exists(self.dir / "config.json") and not args.resume:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
-            make_envs(args, 1, video=self.dir / "videos").close()
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                film = make_envs(args, 1, video=folder)
+                film.reset()
+                film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
@@ -1218,6 +1223,7 @@ def main():
         sys.exit(2)
     except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

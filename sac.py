@@ -43,6 +43,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -94,7 +95,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
-    total_timesteps: int = 1_000_000  # environment steps to train for (resets do not count)
+    total_timesteps: int = 1_000_000  # environment steps to train for at least; resets do not count
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: CUDA for images if there is one
@@ -848,6 +849,8 @@ def tuned(*flags, **given):
         raise UserError(f"{path} may execute anything; if you trust it, add {shell(code)}")
     for name, value in vars(args).items():
         least = 1 if name in COUNTS else 0
+        if isinstance(getattr(Args(), name), tuple) and not isinstance(value, tuple):  # in a notebook
+            raise UserError(f"{name} must be a tuple, such as (64,)")
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
@@ -997,7 +1000,10 @@ class Run:
         if os.path.exists(self.dir / "config.json") and not args.resume:
             raise UserError(f"{self.dir} holds a run already: --resume it, or choose another --run-dir")
         if args.capture_video:  # what cannot be filmed is refused at once
-            make_envs(args, 1, video=self.dir / "videos").close()
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                film = make_envs(args, 1, video=folder)
+                film.reset()
+                film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
@@ -1267,6 +1273,7 @@ def main():
         sys.exit(2)
     except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

@@ -113,6 +113,13 @@ class Blind(Plain):
         super().__init__()
 
 
+class Unseen(Plain):
+    """Takes render_mode, but cannot render."""
+
+    def render(self):
+        raise NotImplementedError("from within")
+
+
 class Endless(Plain):
     """An episode that never ends."""
 
@@ -139,6 +146,7 @@ class Mistaken(Plain):
 gym.register("Plain-v0", Plain)
 gym.register("Mistaken-v0", Mistaken)
 gym.register("Blind-v0", Blind)
+gym.register("Unseen-v0", Unseen)
 gym.register("Endless-v0", Endless)
 gym.register("Faulty-v0", Faulty)
 gym.register("Picture-v0", Picture)

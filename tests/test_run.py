@@ -143,6 +143,8 @@ def test_notebook(script):
     assert (args.gamma, args.seed, args.total_timesteps) == (0.9, 2, 500_000)
     with pytest.raises(TypeError, match="gama"):
         script.tuned(gama=0.9)
+    with pytest.raises(script.UserError, match="hidden_sizes must be a tuple"):
+        script.tuned(hidden_sizes=64)
     small = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 40, "progress": False}
     summary = script.train(script.tuned(**small))
     agent = script.load(summary["run_dir"], "last")
@@ -405,6 +407,7 @@ RAISING = {  # flags, and the file of the user's in which it happens
     '--env-id run_worlds:Faulty-v0 --env-kwargs {"field":"raises","at":3,"value":"gym"}': "run_worlds.py",
     "--wrappers run_worlds.Double(raises=True)": "run_worlds.py",
     "--env-id raising_module:Plain-v0": "raising_module.py",
+    "--env-id run_worlds:Unseen-v0 --capture-video --run-dir unseen": "run_worlds.py",
     '--env-id run_worlds:Mistaken-v0 --env-kwargs {"leave":""}': "run_worlds.py",
 }
 
@@ -420,7 +423,7 @@ def test_what_is_the_users_own_keeps_its_traceback(script, monkeypatch):
             assert command(script, f"{SMALL} {flags}") != 2, f"{flags}: one line"
         except Exception as raised:
             error = raised
-        assert error is not None and "from" in str(error)
+        assert error is not None and "from" in str(error) and not Path("unseen").exists()
         frames = traceback.extract_tb(error.__traceback__)
         frames += traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
         assert file in [Path(frame.filename).name for frame in frames]
@@ -745,7 +748,7 @@ def test_nobody_reads_what_is_printed():
     process.stdout.close()
     with process.stderr:
         assert "Traceback" not in process.stderr.read()
-    assert process.wait() == 0
+    assert process.wait() == 1
 
 
 def damage(script, what):
