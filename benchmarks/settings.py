@@ -35,8 +35,8 @@ SUITES = {  # script: (environments, changes)
     ),
     "sac": (
         ["CartPole swing-up", "Double pendulum"],
-        ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--gradient-steps 2", "--train-frequency 2",
-         "--batch-size 128", "--gamma 0.98", "--tau 0.01", "--policy-frequency 1", "--normalize-obs"],
+        ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--train-frequency 2", "--policy-frequency 1",
+         "--normalize-obs", "--gamma 0.98", "--tau 0.01", "--batch-size 128"],
     ),
 }  # fmt: skip
 
