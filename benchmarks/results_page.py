@@ -207,13 +207,20 @@ def effects(script):
 
 
 def settings(script):
-    """The table of settings.py: what a change leaves of the gain over random play, in each environment."""
+    """The table of settings.py: what a setting's changes leave of the gain over random play, in each environment."""
     rows = effects(script)
     names = list(dict.fromkeys(name for shares in rows.values() for name in shares))
-    cells = {
-        change: [number(shares[name]) if name in shares else "–" for name in names] for change, shares in rows.items()
-    }
-    return table(["change", *names], *[[f"`{change}`", *cells[change]] for change in rows])
+    settings = {}
+    for change in rows:
+        settings.setdefault(change.split(" ")[0], []).append(change)
+    body = []
+    for changes in settings.values():
+        changes.sort(key=lambda change: [float(value) for value in change.split(" ")[1:]])
+        first, *others = changes
+        label = " / ".join([f"`{first}`", *[f"`{change.partition(' ')[2]}`" for change in others]])
+        cells = [" / ".join(number(rows[change].get(name, math.nan)) for change in changes) for name in names]
+        body.append([label, *[cell.replace("nan", "–") for cell in cells]])
+    return table(["change", *names], *body)
 
 
 def total(name):
