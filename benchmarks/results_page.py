@@ -153,15 +153,15 @@ def peers(file):
 
 
 def sbx(file):
-    """A row for each task that SBX has trained on, ours beside it."""
+    """A row for each task that SBX or rejax has trained on, ours beside it."""
     titles = ["steps to threshold", "seconds to threshold"]
-    rows = [["task", "score", "SBX's", *titles, "seconds that SBX compiles", "seeds", "commit"]]
+    rows = [["task", "library", "score", "its score", *titles, "seconds that it compiles", "seeds", "commit"]]
     found = read(file)
-    for task in [key.removesuffix(", SBX") for key in found if key.endswith(", SBX")]:
-        ours, other = found.get(f"{task}, ours", {}), found[f"{task}, SBX"]
+    for task, library in [key.split(", ") for key in found if key.endswith((", SBX", ", rejax"))]:
+        ours, other = found.get(f"{task}, ours", {}), found[f"{task}, {library}"]
         cells = [" / ".join(cell(side, title) for side in (ours, other)) for title in titles]
         ends = [cell(other, "compiling"), cell(other, "seeds"), cell(ours, "commit")]
-        rows.append([task, score(ours), score(other), *cells, *ends])
+        rows.append([task, library, score(ours), score(other), *cells, *ends])
     return table(*rows)
 
 
