@@ -1,13 +1,15 @@
-"""These scripts beside Stable-Baselines3, sb3-contrib, SBX and CleanRL: same machine, environments and evaluation.
+"""These scripts beside Stable-Baselines3, sb3-contrib, SBX, rejax and CleanRL: same machine and evaluation.
 
-    python benchmarks/peers.py [NAME …] [--seeds 1 2 3] [--sides ours peer SBX CleanRL] [--venv FOLDER] [--steps N]
+    python benchmarks/peers.py [NAME …] [--seeds 1 2 3] [--sides ours peer SBX rejax CleanRL] [--venv FOLDER]
 
 NAME: as in data/rl_zoo.json, such as "PPO CartPole-v1", or its first word; none: all. Ours has the settings of TUNED.
 The peer, Stable-Baselines3 or sb3-contrib, has those that rl-zoo (github.com/DLR-RM/rl-baselines3-zoo, commit 22e3ff2)
 has tuned for the environment. So has SBX, which is Stable-Baselines3 in JAX. CleanRL's file has its defaults. Each side
 trains on one thread, SBX on one core, with 20 episodes after every 20th part of its steps; at the end 100 deterministic
 episodes give the score. Seconds are those of training alone; those of SBX's first update, which compiles, are among
-them, and also by themselves. The threshold is Gymnasium's for the environment. The peers live in virtual environments
+them, and also by themselves. rejax is PPO in JAX of which training and environment (gymnax's copy of it) are one
+compiled function; it has the settings of its own configs/gymnax, draws its actions in evaluations too, and its seconds
+hold 20 evaluations. The threshold is Gymnasium's for the environment. The peers live in virtual environments
 in FOLDER, which the command makes. Writes benchmarks/results/peers.json, a seed at a time, and skips what is there.
 """
 
@@ -29,6 +31,7 @@ PEERS = ["stable-baselines3==2.9.2", "sb3-contrib==2.9.2"]
 PACKAGES = {
     "peer": ["-r", ROOT / "requirements.txt", "gymnasium[mujoco]", *PEERS],
     "SBX": ["-r", ROOT / "requirements.txt", *PEERS, "sbx-rl==0.28.0", "jax==0.10.2"],
+    "rejax": ["rejax==0.1.3", "gymnax==0.0.9", "jax==0.10.2"],
     "CleanRL": ["gymnasium[classic-control]==0.29.1", "numpy<2", "tensorboard", "tyro", "torch==2.13.0"],
 }
 CLEANRL = "https://github.com/vwxyzjn/cleanrl", "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb"
@@ -46,6 +49,14 @@ CLEANRL_FILES = {  # what one must read, and the actions that the script's globa
 }
 CLEANRL_TASKS = [f"{name} {env_id}" for name in CLEANRL_FILES for env_id in ("CartPole-v1", "Acrobot-v1")]
 SBX_TASKS = ["PPO CartPole-v1", "PPO Pendulum-v1", "DQN CartPole-v1", "TD3 Pendulum-v1", "SAC Pendulum-v1"]
+REJAX = {  # configs/gymnax at commit 4954fbf
+    "PPO CartPole-v1": {"agent_kwargs": {"activation": "tanh"}, "num_envs": 5, "num_steps": 100, "num_epochs": 5,
+                        "num_minibatches": 5, "learning_rate": 7.5e-4, "max_grad_norm": 0.5,
+                        "total_timesteps": 100_000},
+    "PPO Pendulum-v1": {"agent_kwargs": {"activation": "swish"}, "num_envs": 100, "num_steps": 100, "num_epochs": 10,
+                        "num_minibatches": 10, "learning_rate": 1e-3, "max_grad_norm": 10, "gamma": 0.995,
+                        "ent_coef": 0.0, "normalize_observations": True, "total_timesteps": 150_000},
+}  # fmt: skip
 OURS = {"PPO": "ppo", "DQN": "dqn", "TD3": "ddpg_td3", "SAC": "sac", "ARS": "es", "MaskablePPO": "ppo_masked"}
 
 
@@ -184,6 +195,39 @@ def train_peer(name, seed, steps, library=None):
     return figures | {"compiling": compiling}
 
 
+def train_rejax(name, seed, steps):
+    """Train and score rejax in this process, on one core: the figures of one run."""
+    import jax
+    from rejax import PPO
+    from rejax.evaluate import evaluate
+
+    os.sched_setaffinity(0, {seed % os.cpu_count()})
+    settings = REJAX[name]
+    rollout = settings["num_envs"] * settings["num_steps"]
+    total = steps or settings["total_timesteps"]
+    often = max(rollout, total // 20 // rollout * rollout)
+    algorithm = PPO.create(env=name.split()[1], **settings | {"total_timesteps": total, "eval_freq": often})
+
+    def play(algorithm, state, key, episodes=20):
+        parameters = algorithm.env_params
+        limit = parameters.max_steps_in_episode
+        return evaluate(algorithm.make_act(state), key, algorithm.env, parameters, episodes, limit)
+
+    algorithm = algorithm.replace(eval_callback=play)
+    begun = time.monotonic()
+    train = jax.jit(algorithm.train).lower(jax.random.PRNGKey(seed)).compile()
+    compiling = time.monotonic() - begun
+    state, (_, returns) = jax.block_until_ready(train(jax.random.PRNGKey(seed)))
+    seconds = time.monotonic() - begun - compiling
+    means = [float(mean) for mean in returns.mean(1)]  # the first is that of random weights
+    curve = [[i * often, mean, compiling + seconds * i / (len(means) - 1)] for i, mean in enumerate(means)][1:]
+    final = float(play(algorithm, state, jax.random.PRNGKey(seed + 20_000), 100)[1].mean())
+    folder = Path(inspect.getsourcefile(PPO)).parent
+    files = [folder / file for file in ("ppo.py", "algorithm.py", "mixins.py", "../networks.py")]
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    return {"returns": final, "steps": curve[-1][0], "curve": curve, "lines": lines, "compiling": round(compiling, 1)}
+
+
 def train_cleanrl(name, seed, steps, source):
     """Train and score CleanRL's file in this process: the figures of one run."""
     import gymnasium
@@ -254,7 +298,13 @@ def interpreter(side, folder):
     return python
 
 
-SIDES = {"ours": train_ours, "peer": train_peer, "SBX": train_sbx, "CleanRL": train_cleanrl}
+SIDES = {
+    "ours": train_ours,
+    "peer": train_peer,
+    "SBX": train_sbx,
+    "rejax": train_rejax,
+    "CleanRL": train_cleanrl,
+}
 
 
 def main():
@@ -277,13 +327,15 @@ def main():
         parser.error(f"no such task; there are: {', '.join(ZOO)}")
     for name in tasks:
         for side in args.sides:
-            if name not in {"CleanRL": CLEANRL_TASKS, "SBX": SBX_TASKS}.get(side, ZOO):
+            if name not in {"CleanRL": CLEANRL_TASKS, "SBX": SBX_TASKS, "rejax": REJAX}.get(side, ZOO):
                 continue
             key = f"{name}, {side}"
             stamped = stamp(f"{OURS[name.split()[0]]}.py", name.split()[1])
             if side in ("peer", "SBX"):
                 versions = PEERS if side == "peer" else PACKAGES[side][-2:]
                 stamped |= {"script": None, "text": f"{versions} {ZOO[name]}", "commit": "rl-zoo 22e3ff2"}
+            elif side == "rejax":
+                stamped |= {"script": None, "text": f"{PACKAGES[side]} {REJAX[name]}", "commit": "rejax 0.1.3"}
             elif side == "CleanRL":
                 stamped |= {"script": None, "text": f"{CLEANRL} {PACKAGES[side]}"}
                 stamped["commit"] = f"CleanRL {CLEANRL[1][:7]}"

@@ -153,15 +153,15 @@ def peers(file):
 
 
 def sbx(file):
-    """A row for each task that SBX has trained on, ours beside it."""
+    """A row for each task that SBX or rejax has trained on, ours beside it."""
     titles = ["steps to threshold", "seconds to threshold"]
-    rows = [["task", "score", "SBX's", *titles, "seconds that SBX compiles", "seeds", "commit"]]
+    rows = [["task", "library", "score", "its score", *titles, "seconds that it compiles", "seeds", "commit"]]
     found = read(file)
-    for task in [key.removesuffix(", SBX") for key in found if key.endswith(", SBX")]:
-        ours, other = found.get(f"{task}, ours", {}), found[f"{task}, SBX"]
+    for task, library in [key.split(", ") for key in found if key.endswith((", SBX", ", rejax"))]:
+        ours, other = found.get(f"{task}, ours", {}), found[f"{task}, {library}"]
         cells = [" / ".join(cell(side, title) for side in (ours, other)) for title in titles]
         ends = [cell(other, "compiling"), cell(other, "seeds"), cell(ours, "commit")]
-        rows.append([task, score(ours), score(other), *cells, *ends])
+        rows.append([task, library, score(ours), score(other), *cells, *ends])
     return table(*rows)
 
 
@@ -207,13 +207,20 @@ def effects(script):
 
 
 def settings(script):
-    """The table of settings.py: what a change leaves of the gain over random play, in each environment."""
+    """The table of settings.py: what a setting's changes leave of the gain over random play, in each environment."""
     rows = effects(script)
     names = list(dict.fromkeys(name for shares in rows.values() for name in shares))
-    cells = {
-        change: [number(shares[name]) if name in shares else "–" for name in names] for change, shares in rows.items()
-    }
-    return table(["change", *names], *[[f"`{change}`", *cells[change]] for change in rows])
+    settings = {}
+    for change in rows:
+        settings.setdefault(change.split(" ")[0], []).append(change)
+    body = []
+    for changes in settings.values():
+        changes.sort(key=lambda change: [float(value) for value in change.split(" ")[1:]])
+        first, *others = changes
+        label = " / ".join([f"`{first}`", *[f"`{change.partition(' ')[2]}`" for change in others]])
+        cells = [" / ".join(number(rows[change].get(name, math.nan)) for change in changes) for name in names]
+        body.append([label, *[cell.replace("nan", "–") for cell in cells]])
+    return table(["change", *names], *body)
 
 
 def total(name):
