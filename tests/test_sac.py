@@ -24,8 +24,8 @@ import sac
 
 
 @catches(
-    "squashed_gaussian, no tanh correction: (log_density - log_slope) -> log_density",
-    "squashed_gaussian, correction added: log_density - log_slope -> log_density + log_slope",
+    "squashed_gaussian, no tanh correction: (log_density - log_jacobian) -> log_density",
+    "squashed_gaussian, correction added: log_density - log_jacobian -> log_density + log_jacobian",
     "squashed_gaussian, correction that rounds: 2 * (math.log(2) - u - nn.functional.softplus(-2 * u)) -> "
     "(1 - u.tanh() ** 2 + 1e-6).log()",
     "squashed_gaussian, deviation for its logarithm: - log_std - -> - log_std.exp() -",
