@@ -254,9 +254,9 @@ exercise(
         "taking the logarithm of 0 where tanh is rounded to 1": f"{CORRECTION} -> (1 - u.tanh() ** 2).log()",
         "adding a small number, which is far too much where the slope is smaller": f"{CORRECTION} -> "
         "(1 - u.tanh() ** 2 + 1e-6).log()",
-        "forgetting the correction": "(log_density - log_slope) -> log_density",
-        "correcting in the wrong direction: what is pressed together gets denser": "log_density - log_slope -> "
-        "log_density + log_slope",
+        "forgetting the correction": "(log_density - log_jacobian) -> log_density",
+        "correcting in the wrong direction: what is pressed together gets denser": "log_density - log_jacobian -> "
+        "log_density + log_jacobian",
         "asking for the density of tanh(u) instead of u": "-0.5 * noise**2 -> "
         "-0.5 * ((u.tanh() - mean) / log_std.exp()) ** 2",
         "forgetting sigma in the density": "noise**2 - log_std -> noise**2",
