@@ -297,7 +297,8 @@ def draw_curves():
     tasks, colors = {}, {"ours": "C0", "peer": "C1", "CleanRL": "C2", "SBX": "C3"}
     for key, entry in sorted(read("peers").items()):
         task, side = key.split(", ")
-        tasks.setdefault(task, {})[colors[side]] = entry
+        if side != "rejax":  # other environments: gymnax's copies
+            tasks.setdefault(task, {})[colors[side]] = entry
     label = "return of an evaluation (blue: these scripts, orange: Stable-Baselines3, red: SBX, green: CleanRL)"
     draw_panels("peers.png", tasks, label, "log")
     for script in {*SCRIPTS, "ppod"} - {"ppo_masked", "reinforce"}:  # the figure of its ablation has the curves
