@@ -1,7 +1,6 @@
 """What a setting is worth where nobody has tuned: each one halved, doubled or switched.
 
-    python benchmarks/settings.py ppo [--seeds 11 12] [--names NAME …] [--changes CHANGE …] [--draw]
-    python benchmarks/settings.py dqn sac --seeds 11
+    python benchmarks/settings.py [ppo dqn sac] [--seeds 11 12] [--names NAME …] [--changes CHANGE …] [--draw]
 
 Quick environments of unknown.py's choosing half, and its numbers of steps. The effect of a change is the gain over
 random play that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes
@@ -47,10 +46,10 @@ def draw():
 
     rows = {script: effects(script) for script in SUITES}
     figure = Figure(figsize=(8, 14), layout="constrained")
-    panels = figure.subplots(len(rows), height_ratios=[len(changes) + 3 for changes in rows.values()])
+    panels = figure.subplots(len(rows), sharex=True, height_ratios=[len(changes) + 3 for changes in rows.values()])
     for axes, (script, changes) in zip(panels, rows.items(), strict=True):
         order = list(reversed(changes))
-        axes.hlines(order, 0, 2.6, color="#dddddd", linewidth=1)
+        axes.hlines(order, 0, 3.6, color="#dddddd", linewidth=1)
         for name in SUITES[script][0]:
             here = [change for change in order if name in changes[change]]
             axes.plot([changes[change][name] for change in here], here, "o", markersize=4, label=name)
@@ -64,7 +63,7 @@ def draw():
 def main():
     """Measure what is missing, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scripts", nargs="*", choices=SUITES)
+    parser.add_argument("scripts", nargs="*", default=list(SUITES), metavar="ppo, dqn or sac")
     parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12])
     parser.add_argument("--names", nargs="*", choices=ENVIRONMENTS, metavar="NAME")
     parser.add_argument("--changes", nargs="*", metavar="CHANGE")
