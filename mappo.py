@@ -448,7 +448,7 @@ class TeamBuffer:
         args = self.args
         on_device = partial(torch.as_tensor, device=team.device)
         team_rows = on_device(self.team_rows)
-        rewards = on_device(self.rewards).flatten(1, 2)  # (T, S), S = N·V
+        rewards = on_device(self.rewards).flatten(1, 2)  # (T, S), S = N·K
         terminated = on_device(self.terminated).flatten(1, 2)
         truncated = on_device(self.truncated).flatten(1, 2)
         reset_rows = on_device(self.reset_rows).repeat_interleave(team.values_per_env, dim=1)
@@ -475,7 +475,7 @@ class TeamBuffer:
     def policy_steps(self, team, k, advantages):
         """PolicySteps of all agents that follow policy k. As critic_steps: once, before the update.
 
-        `advantages` are those of CriticSteps, (T, N·V). With EP all agents of an environment take the
+        `advantages` are those of CriticSteps, (T, N·K). With EP all agents of an environment take the
         same ones, with FP each its own. They are normalised over the active rows of all followers.
         """
         actor = team.actors[k]
@@ -491,7 +491,7 @@ class TeamBuffer:
         self.rnn_states[k] = rnn_states[-1]  # before row T, where the next rollout begins
         alive = team_rows[..., self.alive][..., agents].flatten(1, 2)
         active = (alive == 1) & ~reset_rows  # policies do not learn from dead agents or reset rows
-        per_env = advantages.unflatten(1, (-1, team.values_per_env))  # (T, N, V)
+        per_env = advantages.unflatten(1, (-1, team.values_per_env))  # (T, N, K)
         of_agents = per_env.expand(-1, -1, team.num_agents)
         normalized = of_agents[..., agents].flatten(1, 2)
         normalized[active] = normalize(normalized[active])
@@ -790,7 +790,8 @@ class ValueNorm(nn.Module):
         m <- beta m + (1 - beta) E[R]
         q <- beta q + (1 - beta) E[R²]
         w <- beta w + (1 - beta)   (once a rollout; all start at 0)
-        mean = m / w,   variance = q / w - mean²
+        mean = m / w
+        variance = q / w - mean²
 
     Dividing by w is Adam's bias correction (arXiv 1412.6980, section 3). beta is so near to 1 that all
     rollouts of a run count almost alike; it is that of the authors' code for arXiv 2103.01955 (idea:
