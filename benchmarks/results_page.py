@@ -167,7 +167,8 @@ def sbx(file):
 
 def unknown(script):
     """The table of unknown.py: the defaults of a script beside the peer's, and the mean of the shares in each half."""
-    found = {key.removeprefix(f"{script} "): entry for key, entry in read("unknown").items() if key.startswith(script)}
+    entries = read("unknown").items()
+    found = {key.removeprefix(f"{script} "): entry for key, entry in entries if key.startswith(f"{script} ")}
     titles = ["mean", "worst seed", "seeds", "seconds"]
     rows = [["environment", *titles, "peer: mean", *titles[1:], "random play", "share of the peer's gain", "commit"]]
     for half in dict.fromkeys(entry["half"] for entry in found.values()):

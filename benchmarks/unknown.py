@@ -86,7 +86,7 @@ def train_ours(script, name, seed, steps, flags):
         begun = time.monotonic()
         module.train(args)
         seconds = time.monotonic() - begun
-        agent = module.load(args.run_dir, "last", **settings(name))
+        agent = module.load(args.run_dir, "last", **settings(name), wrappers=args.wrappers)
         last = {column: texts[-1] for column, texts in metrics_of(Path(args.run_dir)).items() if column != "seconds"}
         returns, _ = module.evaluate(agent, args, EPISODES, seed + 20_000)
         return {"returns": returns, "seconds": seconds, "last": last}
