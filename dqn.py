@@ -77,6 +77,7 @@ class Args:
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
@@ -139,6 +140,7 @@ class QNetwork(nn.Module):
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def forward(self, obs):
         """Q (B, actions) of observations (B, …): images through the CNN, vectors flat."""
@@ -146,6 +148,19 @@ class QNetwork(nn.Module):
             return self.head(self.cnn(obs))
         obs = obs.reshape(len(obs), -1).float()
         return self.head(obs if self.obs_stats is None else self.obs_stats(obs))
+
+    def scaled(self, rewards):
+        """Rewards as the loss gets them: scaled, if args say so, by the newest statistics."""
+        if self.return_stats is None:
+            return rewards
+        return (rewards / math.sqrt(self.return_stats.var.item() + 1e-8)).clip(-10, 10)
+
+    def update_statistics(self, obs, discounted_returns):
+        """Add a step's obs (B, …) and discounted sums of past rewards (B,) to the running statistics."""
+        if self.obs_stats is not None:
+            self.obs_stats.update(obs)
+        if self.return_stats is not None:
+            self.return_stats.update(discounted_returns)
 
     @torch.inference_mode()  # as no_grad, but faster
     def greedy(self, obs):
@@ -293,7 +308,7 @@ def dqn_loss(agent, target, batch, args):
     with torch.no_grad():
         target_q = target(batch.next_obs)
         online_q = agent(batch.next_obs) if args.double else None
-        targets = td_targets(batch.rewards, batch.terminated, args.gamma, target_q, online_q)
+        targets = td_targets(agent.scaled(batch.rewards), batch.terminated, args.gamma, target_q, online_q)
     q = agent(batch.obs).gather(1, batch.actions).squeeze(1)
     return q_losses(q, targets, args.clip_error).mean(), q.detach().mean()
 
@@ -330,6 +345,7 @@ def train(args):
     learning_starts = max(args.learning_starts, args.batch_size)  # an update needs a whole batch
 
     envs, obs, reset_rows, rng = run.new_envs()
+    discounted = np.zeros(args.num_envs)  # over each episode so far: sum_i gamma^(t-i) r_i
     while not run.is_finished():
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         obs = obs.copy()  # the environments may write the next ones into the same array
@@ -339,8 +355,8 @@ def train(args):
         run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, reset_rows=reset_rows)
-        if agent.obs_stats is not None:  # the buffer keeps raw observations
-            agent.obs_stats.update(obs[~reset_rows])
+        discounted = (learned_rewards + args.gamma * discounted) * ~reset_rows
+        agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])  # the buffer keeps raw rows
         obs = next_obs
         reset_rows = terminated | truncated  # of the next step
 
@@ -361,11 +377,12 @@ def train(args):
                 scheduler.step()
             if step % args.target_network_frequency == 0:
                 polyak(target, agent, args.tau)
-                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma))  # for the plot
+                run.log(q_bound=q_bound(agent.scaled(buffer.rewards.max()), args.gamma))  # for the plot
 
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
+            discounted = np.zeros(args.num_envs)
     return run.finish()
 
 
@@ -377,7 +394,7 @@ SCHEDULED = ("anneal_lr", "exploration_fraction")  # if set, a schedule ends wit
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
-REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs"}
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
 VECTOR_MODE = None  # the environment's own vector version, if it has one
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
