@@ -1196,12 +1196,8 @@ class Run:
         hints = []
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
             hints.append("observations go beyond ±100: try --normalize-obs")
-        large = self.largest.get("reward", 0) > 100
-        if large and is_off("normalize_reward"):
+        if self.largest.get("reward", 0) > 100 and is_off("normalize_reward"):
             hints.append("rewards go beyond ±100: try --normalize-reward")
-        if large and is_off("clip_reward") and not hasattr(self.args, "normalize_reward"):
-            wrapper = "gymnasium.wrappers.NormalizeReward"
-            hints.append(f"rewards go beyond ±100: try --wrappers {wrapper}")
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
         if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:

@@ -77,8 +77,8 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -100.0  # distributional: the lowest; min(r, 0) / (1 - gamma) is safe if no reward is below r
-    v_max: float = 100.0  # distributional: the highest; max(r, 0) / (1 - gamma) is safe if no reward is above r
+    v_min: float = -10.0  # distributional: the lowest; min(r, 0) / (1 - gamma) is safe if no reward is below r
+    v_max: float = 10.0  # distributional: the highest; max(r, 0) / (1 - gamma) is safe if no reward is above r
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
@@ -100,6 +100,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
+    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
@@ -233,6 +234,7 @@ class RainbowNetwork(nn.Module):
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
+        self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def outputs(self, obs):
         """Logits (B, actions, atoms) for observations (B, …); else Q (B, actions, 1)."""
@@ -265,6 +267,19 @@ class RainbowNetwork(nn.Module):
         """The mean of the layers' means of |sigma_W|; 0 without noisy layers."""
         sigmas = [module.sigma_weight.detach().abs().mean() for module in self.noisy_layers]
         return float(sum(sigmas)) / max(1, len(sigmas))
+
+    def scaled(self, rewards):
+        """Rewards as the loss gets them: scaled, if args say so, by the newest statistics."""
+        if self.return_stats is None:
+            return rewards
+        return (rewards / math.sqrt(self.return_stats.var.item() + 1e-8)).clip(-10, 10)
+
+    def update_statistics(self, obs, discounted_returns):
+        """Add a step's obs (B, …) and discounted sums of past rewards (B,) to the running statistics."""
+        if self.obs_stats is not None:
+            self.obs_stats.update(obs)
+        if self.return_stats is not None:
+            self.return_stats.update(discounted_returns)
 
     @torch.inference_mode()  # as no_grad, but faster
     def greedy(self, obs):
@@ -602,13 +617,13 @@ def train(args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    parts = {"target": target, "optimizer": optimizer, "scheduler": scheduler, "buffer": buffer}
-    run.start(agent=agent, **parts)  # --resume loads their states
+    run.start(agent=agent, target=target, optimizer=optimizer, scheduler=scheduler, buffer=buffer)  # or resume
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)
     losses_of = distributional_losses if args.distributional else td_losses
 
     envs, obs, reset_rows, rng = run.new_envs()
+    discounted = np.zeros(args.num_envs)  # over each episode so far: sum_i gamma^(t-i) r_i
     while not run.is_finished():
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         beta = linear_schedule(args.beta, 1, args.total_timesteps, run.step)
@@ -619,19 +634,19 @@ def train(args):
         run.count(next_obs, rewards, terminated | truncated, reset_rows=reset_rows)  # moves run.step on
         learned_rewards = np.sign(rewards) if args.clip_reward else rewards
         buffer.add(obs, actions[:, None], learned_rewards, next_obs, terminated, truncated, reset_rows)
-        if agent.obs_stats is not None:  # the buffer keeps raw observations
-            agent.obs_stats.update(obs[~reset_rows])
+        discounted = (learned_rewards + args.gamma * discounted) * ~reset_rows
+        agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])  # the buffer keeps raw rows
         obs = next_obs
         reset_rows = terminated | truncated  # of the next step
 
-        # Up to num_envs steps were taken at once: update as often as if one by one.
-        for step in range(previous_step + 1, run.step + 1):
+        for step in range(previous_step + 1, run.step + 1):  # as often as if environments stepped one by one
             # Steps of open windows are not stored yet, so the buffer may hold fewer.
             starts = step >= learning_starts and buffer.size >= args.batch_size
             if starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
+                    batch = batch._replace(rewards=agent.scaled(batch.rewards))
                     agent.draw_noise(rng)  # the same noise for Q(s, a) and a*; arXiv 1706.10295 draws it twice
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
@@ -648,10 +663,11 @@ def train(args):
                 run.log(sigma=agent.mean_sigma())
             if step % args.target_network_frequency == 0:
                 target.load_state_dict(agent.state_dict())
-                run.log(q_bound=q_bound(buffer.rewards.max(), args.gamma**buffer.n_step))  # for the plot
+                run.log(q_bound=q_bound(agent.scaled(buffer.rewards.max()), args.gamma**buffer.n_step))  # for the plot
         run.log(epsilon=epsilon, learning_rate=scheduler.get_last_lr()[0])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
+            discounted = np.zeros(args.num_envs)
             buffer.begin_episodes()
     return run.finish()
 
@@ -664,7 +680,7 @@ SCHEDULED = ("anneal_lr", "exploration_fraction", "prioritized")  # if set, a sc
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
 PLUGINS = {"ALE": "ale_py", "MiniGrid": "minigrid", "BabyAI": "minigrid"}  # their import registers ids
 ONE_HOT = ("minigrid.wrappers.OneHotPartialObsWrapper", "minigrid.wrappers.ImgObsWrapper")
-REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs"}
+REFUSED_WRAPPERS = {"NormalizeObservation": "--normalize-obs", "NormalizeReward": "--normalize-reward"}
 VECTOR_MODE = None  # the environment's own vector version, if it has one
 SAFE_IDS = r"[^:]*"  # ids that a stranger's config.json may ask for: module:Id imports the module
 SUFFIX = ".pt"  # of models and checkpoints. With weights_only, reading them executes nothing:
@@ -674,26 +690,27 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. Where large rewards are rare, returns stay far within
 # the safe v_min and v_max (see Args); narrower ones bring the atoms closer together.
+AS_THEY_ARE = {"normalize_reward": False}
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
-         "learning_starts": 20_000, "target_network_frequency": 8_000, "v_min": -10.0, "v_max": 10.0,
-         "clip_error": True, "clip_reward": True, "total_timesteps": 10_000_000,
-         "checkpoint_every": 1_000_000}  # fmt: skip
+         "learning_starts": 20_000, "target_network_frequency": 8_000, "clip_error": True,
+         "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000} | AS_THEY_ARE  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
                     "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200, "v_min": 0.0,
-                    "v_max": 50.0, "total_timesteps": 50_000},
+                    "v_max": 50.0, "total_timesteps": 50_000} | AS_THEY_ARE,
     "LunarLander-v3": {"num_envs": 4, "train_frequency": 2, "batch_size": 64, "learning_rate": 6.3e-4, "gamma": 0.995,
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 300_000, "eval_every": 10_000,
-                       "stop_at_return": 240},
+                       "stop_at_return": 240} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 8, "train_frequency": 2, "target_network_frequency": 250, "learning_starts": 200,
-                   "hidden_sizes": (128, 128), "normalize_obs": True, "v_max": 0.0,
-                   "total_timesteps": 60_000},
+                   "hidden_sizes": (128, 128), "normalize_obs": True, "v_min": -100.0, "v_max": 0.0,
+                   "total_timesteps": 60_000} | AS_THEY_ARE,
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
-                       "target_network_frequency": 600, "hidden_sizes": (128, 128), "total_timesteps": 150_000},
+                       "target_network_frequency": 600, "hidden_sizes": (128, 128),
+                       "total_timesteps": 150_000} | AS_THEY_ARE,
     # the paper's settings, but 8 environments, a smaller buffer and fewer steps; not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
@@ -1307,12 +1324,8 @@ class Run:
         hints = []
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
             hints.append("observations go beyond ±100: try --normalize-obs")
-        large = self.largest.get("reward", 0) > 100
-        if large and is_off("normalize_reward"):
+        if self.largest.get("reward", 0) > 100 and is_off("normalize_reward"):
             hints.append("rewards go beyond ±100: try --normalize-reward")
-        if large and is_off("clip_reward") and not hasattr(self.args, "normalize_reward"):
-            wrapper = "gymnasium.wrappers.NormalizeReward"
-            hints.append(f"rewards go beyond ±100: try --wrappers {wrapper}")
         if 10 < np.max(high) < 1e30:
             hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
         if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:

@@ -243,7 +243,7 @@ def slow_training(number):
     "train, half of the range: rng.uniform(-1, 1, -> rng.uniform(0, 1,",
     "train, noise goes on in the next episode: next_noise(noise, reset_rows, -> next_noise(noise, reset_rows & False,",
     "train, noise outlives a restart: noise = np.zeros(noise.shape) -> 0",
-    "train, sums of rewards outlive a restart: discounted = np.zeros(args.num_envs)\n    return -> return",
+    "train, sums of rewards outlive a restart: discounted = np.zeros(args.num_envs)\n    return -> 0\n    return",
     "train, sums of rewards outlive an end: discounted) * ~reset_rows -> discounted)",
     "train, sums of resets counted: discounted[~reset_rows] -> discounted",
     "ActorCritic.observe_batch, rewards as they are: rewards=rewards -> rewards=batch.rewards",

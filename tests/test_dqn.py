@@ -231,6 +231,22 @@ def test_periods(script):
     assert when(script, [(99, "t")], num_envs=3, total_timesteps=9, **given) == {3: "uuc", 6: "uuuuc", 9: "uuc"}
 
 
+@catches(
+    "QNetwork.scaled, by the variance: math.sqrt( -> (",
+    "QNetwork.scaled, not clipped: .clip(-10, 10) -> ",
+    "QNetwork.update_statistics, never counted: self.return_stats.update( -> len(",
+)
+def test_rewards_are_scaled_when_they_are_sampled(script):
+    """Discounted returns 1, 3, then 5, 7: their variance is 1, then (9 + 1 + 1 + 9) / 4 = 5.
+
+    A reward of 4 counts as 4, then as 4 / sqrt 5 = 1.788854. At most 10 are left of it.
+    """
+    agent = script.QNetwork(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), script.Args())
+    for returns, rewards in (([1.0, 3], [4, -10]), ([5, 7], [1.788854, -10])):
+        agent.update_statistics(None, np.array(returns))
+        close(agent.scaled(torch.tensor([4.0, -99])), rewards)
+
+
 # -------------------------------------------------------------------------- against slow and obvious versions of it
 
 
@@ -332,10 +348,10 @@ def test_ring_equals_a_list(script, plans, capacity, steps):
 
 COMMON = {"num_envs": 2, "total_timesteps": 60, "learning_starts": 20, "batch_size": 4, "buffer_size": 30, "gamma": 0.9}
 COMMON |= {"learning_rate": 0.01, "hidden_sizes": (8,), "train_frequency": 3, "target_network_frequency": 7, "seed": 3}
-COMMON |= {"exploration_fraction": 0.5, "start_e": 0.9, "end_e": 0.1, "gradient_steps": 2}
+COMMON |= {"exploration_fraction": 0.5, "start_e": 0.9, "end_e": 0.1, "gradient_steps": 2, "normalize_reward": False}
 TRAININGS = [
     {},
-    {"double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
+    {"normalize_reward": True, "double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
     {"normalize_obs": True, "tau": 0.3, "gradient_steps": 1, "learning_starts": 0, "start_e": 0.0, "end_e": 0.0},
     {
         "clip_reward": True,
@@ -365,18 +381,22 @@ def slow_training(number):
     "train, obs and next_obs exchanged: buffer.add(obs, -> buffer.add(next_obs,",
     "train, one copy early: if step % args.target -> if (step + 1) % args.target",
     "train, nothing is copied: polyak(target, agent, -> polyak(agent, target,",
-    "train, bound of another gamma: buffer.rewards.max(), args.gamma -> buffer.rewards.max(), args.tau",
+    "train, bound of another gamma: buffer.rewards.max()), args.gamma -> buffer.rewards.max()), args.tau",
     "train, tau forgotten: polyak(target, agent, args.tau) -> polyak(target, agent, 1.0)",
     "train, starts early: step >= learning_starts -> step >= args.batch_size",
     "train, rewards not clipped: if args.clip_reward -> if False",
     "train, reported returns clipped: run.count(next_obs, rewards, -> run.count(next_obs, np.sign(rewards),",
     "train, target network has statistics of its own: target.obs_stats = agent.obs_stats -> 0",
     "train, observations overwritten: obs.copy() -> obs",
-    "train, statistics of the observations after: update(obs[ -> update(next_obs[",
-    "train, reset rows in the statistics: update(obs[~reset_rows]) -> update(obs)",
+    "train, statistics of the observations after: update_statistics(obs[ -> update_statistics(next_obs[",
+    "train, reset rows in the statistics: update_statistics(obs[~reset_rows] -> update_statistics(obs",
+    "train, sums of rewards outlive an end: discounted) * ~reset_rows -> discounted)",
+    "train, sums of resets counted: discounted[~reset_rows] -> discounted",
+    "train, rewards as they are: agent.scaled(batch.rewards) -> batch.rewards",
+    "train, bound of the rewards as they are: agent.scaled(buffer.rewards.max()) -> buffer.rewards.max()",
     "train, never annealed: scheduler.step() -> pass",
     "train, always annealed: run.remaining() if args.anneal_lr else 1.0 -> run.remaining()",
-    "train, seen before acting: actions = agent -> agent.obs_stats and agent.obs_stats.update(obs); actions = agent",
+    "train, seen before acting: actions = agent -> agent.update_statistics(obs, discounted); actions = agent",
 )
 def test_training(script):
     """60 steps of two environments, half of them still in the ring in the end: every weight, metric and return is that
@@ -397,7 +417,7 @@ def test_training(script):
 # -------------------------------------------------------------------------------- worlds whose right answer is known
 
 EASY = {"num_envs": 8, "learning_rate": 4e-2, "gamma": 0.5, "hidden_sizes": (16,), "batch_size": 16, "end_e": 0.5}
-EASY |= {"learning_starts": 100, "train_frequency": 8, "target_network_frequency": 60, "total_timesteps": 1600}
+EASY |= {"normalize_reward": False, "learning_starts": 100, "train_frequency": 8, "target_network_frequency": 60, "total_timesteps": 1600}
 WORLDS = {  # what is learnt, and what Q it must come to: {observation: Q of both actions}
     "one step that pays 1 and terminates": (Probe, {0: [1, 1]}, 1),
     "the same, cut off: it would go on, 1 / (1 - 0.5) = 2": (lambda: Probe(end="c"), {0: [2, 2]}, 1),
@@ -427,11 +447,12 @@ def test_rewards_beyond_float32_are_named(script):
 
 RUN = "--num-envs 2 --hidden-sizes 8 --batch-size 16 --learning-starts 30 --buffer-size 60 --train-frequency 8 "
 RUN += "--gradient-steps 1 --target-network-frequency 64 --max-episode-steps 12 --total-timesteps 120 "
-RUN += "--checkpoint-every 30 --eval-every 80 --eval-episodes 3"
+RUN += "--checkpoint-every 30 --eval-every 80 --eval-episodes 3 --normalize-reward"
 
 
 @catches(
     'train, target network not saved: "target": target, -> ',
+    "train, sums of rewards outlive a restart: discounted = np.zeros(args.num_envs)\n    return -> 0\n    return",
     "train, no new episodes then: if run.write_what_is_due() -> if run.write_what_is_due() and False",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
@@ -461,15 +482,13 @@ def test_a_run_too_short_to_learn_says_so(script, tmp_path, monkeypatch, capsys)
         assert ("nothing will be learnt" in capsys.readouterr().out) == said
 
 
-@catches('Run.give_hints, never: is_off("clip_reward") and not -> is_off("clip_reward") and')
 def test_large_rewards(script, tmp_path, monkeypatch, capsys):
-    """There is no --normalize-reward here: the hint names a wrapper. With it, returns are still the true ones."""
+    """A hint names --normalize-reward. With it, returns are still the true ones."""
     monkeypatch.chdir(tmp_path)
     flags = "--env-id run_worlds:Faulty-v0 --num-envs 1 --total-timesteps 60 --eval-episodes 1 --no-progress --run-dir "
     odd = ["--env-kwargs", '{"field":"reward","at":3,"value":"500"}']
-    wrapper = "--wrappers gymnasium.wrappers.NormalizeReward"
-    for run, more in (("run1", ""), ("run2", wrapper)):
+    for run, more in (("run1", "--no-normalize-reward"), ("run2", "")):
         assert command(script, f"{flags}{run} {' '.join(odd)} {more}") == 0
         out = capsys.readouterr().out
-        assert out.count(f"beyond ±100: try {wrapper}") == (more == "")
+        assert out.count("beyond ±100: try --normalize-reward") == (run == "run1")
         assert "last evaluation: 509.0" in out

@@ -26,6 +26,7 @@ def train(args, world):
     obs, _ = envs.reset(seed=int(rng.integers(2**31)))
     rng.integers(2**31)  # torch's seed
     memory, seen, returns, totals, step, reset = [], [], [], [0, 0], 0, [False, False]
+    sums, all_sums = [0, 0], []  # discounted sums of the rewards so far
     metrics = defaultdict(list)
 
     def q_of(network, observation):
@@ -34,11 +35,14 @@ def train(args, world):
             x = ((x - np.mean(seen, 0)) / np.sqrt(np.var(seen, 0) + 1e-8)).clip(-10, 10)
         return network(torch.tensor(x, dtype=torch.float32)[None])[0]
 
+    def scaled(reward):
+        return np.clip(reward / np.sqrt(np.var(all_sums) + 1e-8), -10, 10) if args.normalize_reward else reward
+
     def loss_of(o, action, reward, next_o, over):
         with torch.no_grad():
             values = q_of(target, next_o)
             best = (q_of(agent, next_o) if args.double else values).argmax()
-            y = reward + (0 if over else args.gamma * values[best])
+            y = scaled(reward) + (0 if over else args.gamma * values[best])
         q = q_of(agent, o)[action]
         error = abs(y - q)
         if args.clip_error:
@@ -57,11 +61,13 @@ def train(args, world):
                 reward = np.sign(rewards[n]) if args.clip_reward else rewards[n]
                 memory.append((obs[n], actions[n], reward, next_obs[n], terminated[n]))
                 seen.append(obs[n])
+                sums[n] = reward + args.gamma * sums[n]
+                all_sums.append(sums[n])
                 step += 1
                 totals[n] += rewards[n]
                 if terminated[n] or truncated[n]:
                     returns.append(totals[n])
-                    totals[n] = 0
+                    totals[n] = sums[n] = 0
         for at in range(first + 1, step + 1):
             if at >= max(args.learning_starts, args.batch_size) and at % args.train_frequency == 0:
                 for _ in range(args.gradient_steps):  # slot s of the ring holds the newest of numbers s, s + size, …
@@ -81,7 +87,7 @@ def train(args, world):
                 for p, q in zip(target.parameters(), agent.parameters()):
                     p.data = args.tau * q.data + (1 - args.tau) * p.data
                 highest = max(0, *[reward for _, _, reward, _, _ in memory[-args.buffer_size :]])
-                metrics["q_bound"].append(highest / (1 - args.gamma))
+                metrics["q_bound"].append(scaled(highest) / (1 - args.gamma))
         metrics["learning_rate"].append(optimizer.param_groups[0]["lr"])
         obs, reset = next_obs, terminated | truncated
     return metrics, flat(agent), flat(target), returns
