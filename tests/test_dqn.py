@@ -417,7 +417,13 @@ def test_training(script):
 # -------------------------------------------------------------------------------- worlds whose right answer is known
 
 EASY = {"num_envs": 8, "learning_rate": 4e-2, "gamma": 0.5, "hidden_sizes": (16,), "batch_size": 16, "end_e": 0.5}
-EASY |= {"normalize_reward": False, "learning_starts": 100, "train_frequency": 8, "target_network_frequency": 60, "total_timesteps": 1600}
+EASY |= {
+    "normalize_reward": False,
+    "learning_starts": 100,
+    "train_frequency": 8,
+    "target_network_frequency": 60,
+    "total_timesteps": 1600,
+}
 WORLDS = {  # what is learnt, and what Q it must come to: {observation: Q of both actions}
     "one step that pays 1 and terminates": (Probe, {0: [1, 1]}, 1),
     "the same, cut off: it would go on, 1 / (1 - 0.5) = 2": (lambda: Probe(end="c"), {0: [2, 2]}, 1),
@@ -451,7 +457,7 @@ RUN += "--checkpoint-every 30 --eval-every 80 --eval-episodes 3 --normalize-rewa
 
 
 @catches(
-    'train, target network not saved: "target": target, -> ',
+    "train, target network not saved: target=target, -> ",
     "train, sums of rewards outlive a restart: discounted = np.zeros(args.num_envs)\n    return -> 0\n    return",
     "train, no new episodes then: if run.write_what_is_due() -> if run.write_what_is_due() and False",
 )

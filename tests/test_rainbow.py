@@ -443,7 +443,7 @@ PLANS = [[(4, "t"), (6, "c")], [(1, "b"), (7, "c"), (2, "t")]]
 SHORT = {"num_envs": 2, "hidden_sizes": (8, 6), "num_atoms": 5, "v_min": -10.0, "v_max": 90.0, "gamma": 0.8, "seed": 5}
 SHORT |= {"batch_size": 6, "learning_starts": 11, "train_frequency": 3, "gradient_steps": 2, "buffer_size": 20}
 SHORT |= {"target_network_frequency": 5, "total_timesteps": 36, "learning_rate": 0.02, "n_step": 3}
-SHORT |= {"alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
+SHORT |= {"normalize_reward": False, "alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
 
 
 @catches(
@@ -485,16 +485,27 @@ def test_training(script):
             close(tree.nodes[tree.leaves :][:20], priorities, atol=2e-3)
 
 
+@catches(
+    "RainbowNetwork.scaled, not clipped: .clip(-10, 10) -> ",
+    "RainbowNetwork.update_statistics, never counted: self.return_stats.update( -> len(",
+    "train, rewards as they are: agent.scaled(batch.rewards) -> batch.rewards",
+    "train, bound of the rewards as they are: agent.scaled(buffer.rewards.max()) -> buffer.rewards.max()",
+    "train, sums outlive a restart: discounted = np.zeros(args.num_envs)\n            buffer -> 0\n            buffer",
+    "train, sums of rewards outlive an end: discounted) * ~reset_rows -> discounted)",
+    "train, sums of resets counted: discounted[~reset_rows] -> discounted",
+    "train, statistics of what comes next: update_statistics(obs[ -> update_statistics(next_obs[",
+)
 def test_with_all_switches_off_it_is_dqn(script):
     """Every number of a run is that of dqn.py, in several environments, with checkpoints and normalisation."""
     import dqn
 
     given = {"num_envs": 3, "total_timesteps": 300, "learning_starts": 9, "batch_size": 21, "buffer_size": 200}
     given |= {"hidden_sizes": (20, 10), "normalize_obs": True, "target_network_frequency": 30, "gradient_steps": 2}
-    given |= {"checkpoint_every": 100, "double": False, "clip_reward": True}
+    given |= {"checkpoint_every": 100, "double": False}
     one, other = rehearse(dqn, Chance, **given), rehearse(script, Chance, **dict.fromkeys(SWITCHES, False) | given)
     assert torch.equal(flat(one.agent), flat(other.agent)) and one.episodes == other.episodes
     assert torch.equal(flat(one.parts["target"]), flat(other.parts["target"]))
+    close(other.agent.scaled(torch.tensor([-1e9, 1e9])), [-10, 10])
     for name, values in one.all_logged.items():
         assert np.array_equal([float(x) for x in values], [float(x) for x in other.all_logged[name]])
 
@@ -503,7 +514,15 @@ def test_with_all_switches_off_it_is_dqn(script):
 
 EASY = {"num_envs": 8, "learning_rate": 2e-2, "gamma": 0.5, "hidden_sizes": (16,), "batch_size": 32, "end_e": 0.5}
 EASY |= {"learning_starts": 100, "train_frequency": 8, "target_network_frequency": 50, "total_timesteps": 2000}
-EASY |= {"buffer_size": 1_000, "eval_episodes": 8, "num_atoms": 21, "v_min": -1.0, "v_max": 3.0, "n_step": 3}
+EASY |= {
+    "normalize_reward": False,
+    "buffer_size": 1_000,
+    "eval_episodes": 8,
+    "num_atoms": 21,
+    "v_min": -1.0,
+    "v_max": 3.0,
+    "n_step": 3,
+}
 
 
 @pytest.mark.slow
@@ -535,7 +554,7 @@ RUN += "--gradient-steps 1 --max-episode-steps 12 --total-timesteps 120 --checkp
 RUN += "--eval-episodes 3"
 
 
-@catches('train, target network not saved: "target": target, -> ')
+@catches("train, target network not saved: target=target, -> ")
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """--evaluate plays the best weights, without noise, and changes nothing."""
     kill_and_resume(script, RUN, 23, monkeypatch, tmp_path)
