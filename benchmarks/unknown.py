@@ -62,6 +62,7 @@ ENVIRONMENTS = CHOOSING | REPORTING
 SCRIPTS = {  # script: (the peer, environment steps, kinds of actions)
     "ppo": ("PPO", 100_000, ("discrete", "continuous")),
     "dqn": ("DQN", 50_000, ("discrete",)),
+    "rainbow": ("DQN", 50_000, ("discrete",)),
     "ddpg_td3": ("TD3", 10_000, ("continuous",)),
     "sac": ("SAC", 10_000, ("continuous",)),
     "ppo_masked": ("MaskablePPO", 100_000, ("masked",)),
