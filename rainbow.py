@@ -77,8 +77,8 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -10.0  # distributional: the lowest; if rewards are as they are: min(r, 0) / (1 - gamma), for all r
-    v_max: float = 10.0  # distributional: the highest; if rewards are as they are: max(r, 0) / (1 - gamma)
+    v_min: float = -10.0  # distributional: the lowest return; for raw rewards min(lowest r, 0) / (1 - gamma) is safe
+    v_max: float = 10.0  # distributional: the highest return; for raw rewards max(highest r, 0) / (1 - gamma) is safe
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
