@@ -23,7 +23,7 @@ target networks are updated less often than the critics.
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here with the TD3 authors' settings), TD3 arXiv 1802.09477.
+Papers: DDPG arXiv 1509.02971 (here with TD3's settings, but for the three), TD3 arXiv 1802.09477.
 The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
 dimensions, N of environments and K of critics.
 """
@@ -81,7 +81,7 @@ class Args:
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
+    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation grows to 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
@@ -359,7 +359,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
         target_buffer.copy_(buffer)
 
 
@@ -444,7 +444,7 @@ def train(args):
         buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=reset_rows)
         discounted = (rewards + args.gamma * discounted) * ~reset_rows
         agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])
-        reset_rows = terminated | truncated  # of the next step
+        reset_rows = terminated | truncated  # the next step only resets these environments
         obs = next_obs
 
         while updates < num_updates(run.step, args):
@@ -748,7 +748,17 @@ def make_box_agent(args, envs):
 
 
 Agent = ActorCritic  # as make_box_agent calls it
-make_agent = make_box_agent  # as the run section calls it
+
+
+def make_td3_or_ddpg(args, envs):
+    """make_box_agent. UserError if a --config has the settings of the other algorithm."""
+    named = ALGORITHMS[args.algorithm]
+    if named and all(getattr(args, name) != value for name, value in named.items()):
+        raise UserError(f"--config is not of --algorithm {args.algorithm}: give {', '.join(named)} as well")
+    return make_box_agent(args, envs)
+
+
+make_agent = make_td3_or_ddpg  # as the run section calls it
 
 
 def make_replay_buffer(args, envs, agent):
@@ -962,14 +972,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

@@ -150,7 +150,7 @@ class QNetwork(nn.Module):
         return self.head(obs if self.obs_stats is None else self.obs_stats(obs))
 
     def scaled(self, rewards):
-        """Rewards as the loss gets them: scaled, if args say so, by the newest statistics."""
+        """Rewards as the loss gets them: scaled, if args say so, by the newest statistics; at most ±10."""
         if self.return_stats is None:
             return rewards
         return (rewards / math.sqrt(self.return_stats.var.item() + 1e-8)).clip(-10, 10)
@@ -321,7 +321,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
         target_buffer.copy_(buffer)
 
 
@@ -344,7 +344,7 @@ def train(args):
     learning_starts = max(args.learning_starts, args.batch_size)  # an update needs a whole batch
 
     envs, obs, reset_rows, rng = run.new_envs()
-    discounted = np.zeros(args.num_envs)  # over each episode so far: sum_i gamma^(t-i) r_i
+    discounted = np.zeros(args.num_envs)  # in the episode so far, to step t: sum_{i <= t} gamma^(t-i) r_i
     while not run.is_finished():
         epsilon = linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         obs = obs.copy()  # the environments may write the next ones into the same array
@@ -357,9 +357,9 @@ def train(args):
         discounted = (learned_rewards + args.gamma * discounted) * ~reset_rows
         agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])  # the buffer keeps raw rows
         obs = next_obs
-        reset_rows = terminated | truncated  # of the next step
+        reset_rows = terminated | truncated  # the next step only resets these environments
 
-        for step in range(previous_step + 1, run.step + 1):  # as often as if environments stepped one by one
+        for step in range(previous_step + 1, run.step + 1):  # one by one: no update is left out
             if step >= learning_starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
@@ -864,14 +864,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

@@ -75,7 +75,7 @@ class Args:
     ars: bool = False  # augmented random search (V2), with its own defaults
     top_directions: int | None = None  # ARS: learn only from the best directions, b of them; None: all
     action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: standard deviation before tanh
-    hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: a linear policy
+    hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: one linear layer
     normalize_obs: bool = False  # by mean and standard deviation over all earlier generations
     checkpoint_every: int = 0  # steps between checkpoints; 0: a tenth, at most 500,000
     # run
@@ -952,14 +952,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

@@ -499,7 +499,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
         target_buffer.copy_(buffer)
 
 
@@ -593,7 +593,7 @@ def train(args):
         store_step(buffer, agents, rows, reset_rows, actions, result)
         rows, rewards, terminated, truncated, _ = result
         run.count(rows, rewards, terminated | truncated, reset_rows=reset_rows)
-        reset_rows = terminated | truncated  # of the next step
+        reset_rows = terminated | truncated  # the next step only resets these environments
 
         while updates < num_updates(run.step, args):
             updates += 1
@@ -1238,14 +1238,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

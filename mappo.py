@@ -671,7 +671,7 @@ def train(args):
             team_rows, rewards, terminated, truncated, infos = envs.step(team.to_env(actions))
             run.count(team_rows, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.insert_results(t, team_rows, rewards, terminated, truncated, infos)
-            reset_rows = terminated | truncated  # of the next step
+            reset_rows = terminated | truncated  # the next step only resets these environments
         buffer.team_rows[-1] = team_rows
         buffer.reset_rows[-1] = reset_rows
 
@@ -1427,14 +1427,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

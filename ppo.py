@@ -151,10 +151,9 @@ class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
     A Box action is Gaussian. to_env maps [-1, 1] to the Box's bounds and clips what lies outside;
-    log-probs are those of the action before. A discrete action consists of
-    categorical factors: Discrete has one, MultiDiscrete has several, MultiBinary one of two
-    categories for each bit. Everywhere but in the environment, actions are (B, D): a column for each
-    factor or dimension.
+    log-probs are those of the action before it. A discrete action consists of categorical factors:
+    Discrete has one, MultiDiscrete has several, MultiBinary one of two categories for each bit.
+    Everywhere but in the environment, actions are (B, D): a column for each factor or dimension.
     """
 
     def __init__(self, observation_space, action_space, args, device="cpu"):
@@ -421,7 +420,7 @@ class RolloutBuffer:
             yield Batch(*[field[chosen] for field in flat_rows])
 
     def explained_variance(self):
-        """Of the critic: 1 if it predicted all its targets R, 0 if no better than a constant.
+        """Of the critic: 1 if it predicted all its targets R, 0 if no better than a constant; below: worse.
 
         EV = 1 - Var(R - V) / Var(R)
         """
@@ -515,7 +514,7 @@ def train(args):
             buffer.rewards[t] = rewards
             buffer.terminated[t] = terminated
             buffer.truncated[t] = truncated
-            reset_rows = terminated | truncated  # of the next step
+            reset_rows = terminated | truncated  # the next step only resets these environments
         buffer.obs[-1] = obs
         buffer.scale_rewards(agent.return_stats, args)
 
@@ -544,7 +543,7 @@ def train(args):
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
-            buffer.rewards_so_far[:] = 0  # all episodes begin anew
+            buffer.rewards_so_far[:] = 0
     return run.finish()
 
 
@@ -1042,14 +1041,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

@@ -520,7 +520,7 @@ def train(args):
             obs_and_masks, rewards, terminated, truncated, _ = envs.step(agent.to_env(actions))
             run.count(obs_and_masks, rewards, terminated | truncated, reset_rows=reset_rows)
             buffer.add(t, obs, actions, rewards, terminated, truncated, reset_rows, masks)
-            reset_rows = terminated | truncated  # of the next step
+            reset_rows = terminated | truncated  # the next step only resets these environments
         last_obs, _ = agent.split(obs_and_masks)
         buffer.set_obs(args.num_steps, last_obs)
         buffer.scale_rewards(agent.return_stats, args)
@@ -545,7 +545,7 @@ def train(args):
 
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs_and_masks, reset_rows, rng = run.new_envs()
-            buffer.rewards_so_far[:] = 0  # all episodes begin anew
+            buffer.rewards_so_far[:] = 0
     return run.finish()
 
 
@@ -1104,14 +1104,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

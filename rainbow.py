@@ -269,7 +269,7 @@ class RainbowNetwork(nn.Module):
         return float(sum(sigmas)) / max(1, len(sigmas))
 
     def scaled(self, rewards):
-        """Rewards as the loss gets them: scaled, if args say so, by the newest statistics."""
+        """Sums of n rewards as the loss gets them: scaled, if args say so, by the newest statistics; at most ±10."""
         if self.return_stats is None:
             return rewards
         return (rewards / math.sqrt(self.return_stats.var.item() + 1e-8)).clip(-10, 10)
@@ -315,7 +315,7 @@ NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs 
 
 
 class NStepBuffer:
-    """The last `capacity` transitions of up to n steps, first in, first out, in host memory.
+    """The last `capacity` transitions of up to n steps, first in, first out, in CPU memory.
 
     Every step opens a window. It closes after n rewards or at the end of the episode, and is stored.
     With n = 3:
@@ -454,7 +454,7 @@ class SumTree:
         self.leaves = 2**self.levels  # slot s is node leaves + s
         self.nodes = np.zeros(2 * self.leaves)
         self.alpha = alpha
-        self.highest = 1.0  # the highest priority so far
+        self.highest = 1.0  # the highest priority so far, at least 1
 
     def add(self, slots):
         """Give new transitions the highest priority so far, because their errors are unknown."""
@@ -623,7 +623,7 @@ def train(args):
     losses_of = distributional_losses if args.distributional else td_losses
 
     envs, obs, reset_rows, rng = run.new_envs()
-    discounted = np.zeros(args.num_envs)  # over each episode so far: sum_i gamma^(t-i) r_i
+    discounted = np.zeros(args.num_envs)  # in the episode so far, to step t: sum_{i <= t} gamma^(t-i) r_i
     while not run.is_finished():
         epsilon = 0 if args.noisy else linear_schedule(args.start_e, args.end_e, exploration_steps, run.step)
         beta = linear_schedule(args.beta, 1, args.total_timesteps, run.step)
@@ -637,9 +637,9 @@ def train(args):
         discounted = (learned_rewards + args.gamma * discounted) * ~reset_rows
         agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])  # the buffer keeps raw rows
         obs = next_obs
-        reset_rows = terminated | truncated  # of the next step
+        reset_rows = terminated | truncated  # the next step only resets these environments
 
-        for step in range(previous_step + 1, run.step + 1):  # as often as if environments stepped one by one
+        for step in range(previous_step + 1, run.step + 1):  # one by one: no update is left out
             # Steps of open windows are not stored yet, so the buffer may hold fewer.
             starts = step >= learning_starts and buffer.size >= args.batch_size
             if starts and step % args.train_frequency == 0:
@@ -709,7 +709,7 @@ TUNED = {
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
-                       "target_network_frequency": 600, "hidden_sizes": (128, 128),
+                       "target_network_frequency": 600, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
                        "total_timesteps": 150_000} | AS_THEY_ARE,
     # the paper's settings, but 8 environments, a smaller buffer and fewer steps; not confirmed here
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
@@ -1170,14 +1170,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

@@ -399,7 +399,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
         target_buffer.copy_(buffer)
 
 
@@ -488,7 +488,7 @@ def train(args):
         buffer.add(obs, actions, rewards, next_obs, terminated, reset_rows=reset_rows)
         discounted = (rewards + args.gamma * discounted) * ~reset_rows
         agent.update_statistics(obs[~reset_rows], discounted[~reset_rows])
-        reset_rows = terminated | truncated  # of the next step
+        reset_rows = terminated | truncated  # the next step only resets these environments
         obs = next_obs
 
         while updates < num_updates(run.step, args):
@@ -1002,14 +1002,14 @@ class Run:
         if args.capture_video:  # what cannot be filmed is refused at once
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 film = make_envs(args, 1, video=folder)
-                film.reset()
+                film.reset(seed=args.seed)
                 film.close()
 
     def start(self, agent, **parts):
         """Start with `agent` and whatever else a checkpoint must hold. --resume loads their states."""
         self.agent = agent
         self.parts = {"run": self, "agent": agent, **parts}
-        if (self.dir / f"checkpoint{SUFFIX}").exists():
+        if self.args.resume and (self.dir / f"checkpoint{SUFFIX}").exists():
             read_parts(self.dir / f"checkpoint{SUFFIX}", self.parts)
         command = {"shell": True, "cwd": Path(__file__).parent, "capture_output": True}
         commit = subprocess.run("git describe --always --dirty", **command).stdout.decode().strip()

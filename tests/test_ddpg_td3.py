@@ -351,6 +351,19 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 
 @catches(
+    "make_td3_or_ddpg, never refused: if named and all( -> if named and not any(",
+    "make_td3_or_ddpg, mixtures refused: != value -> != None",
+)
+def test_config_of_the_other_algorithm(script, tmp_path, monkeypatch, capsys):
+    """It has TD3's three settings, which --algorithm ddpg does not change: refused, unless one is given as well."""
+    monkeypatch.chdir(tmp_path)
+    assert command(script, f"{RUN} --run-dir run") == 0
+    assert command(script, "--config run --algorithm ddpg") == 2
+    assert "give target_noise, twin_q, policy_frequency as well" in capsys.readouterr().err
+    assert command(script, "--config run --algorithm ddpg --no-twin-q --run-dir other --no-progress") == 0
+
+
+@catches(
     "tuned_settings, what is tuned wins: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm] -> "
     "ALGORITHMS[args.algorithm] | TUNED.get(args.env_id, {})",
 )

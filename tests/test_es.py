@@ -456,6 +456,14 @@ SPREAD = {
 
 
 @pytest.mark.slow
+def test_films_of_a_run(script, tmp_path, monkeypatch):
+    """Its environments stand still until they are seeded: also the one that is tried before training."""
+    monkeypatch.chdir(tmp_path)
+    assert command(script, "--total-timesteps 3000 --capture-video --no-progress --run-dir run") == 0
+    assert list(Path("run/videos").rglob("*.mp4"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREAD)
 def test_three_processes_give_the_numbers_of_one(script, name, tmp_path, monkeypatch):
     """Bit for bit, also if an evaluation ends the run; and what is wrong in all of them, only one of them says."""

@@ -17,22 +17,22 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (69950, 550),
-    "ddpg_td3.py": (65050, 468),
-    "dqn.py": (61150, 387),
-    "es.py": (62400, 378),
-    "maddpg_matd3.py": (79050, 623),
-    "mappo.py": (87750, 699),
-    "ppo_ddp.py": (79200, 608),
-    "ppo_masked.py": (71800, 551),
-    "ppo_rnd.py": (74600, 636),
-    "ppod.py": (93450, 864),
+    "ppo.py": (70000, 549),
+    "ddpg_td3.py": (65500, 468),
+    "dqn.py": (61200, 387),
+    "es.py": (62450, 378),
+    "maddpg_matd3.py": (79100, 623),
+    "mappo.py": (87800, 699),
+    "ppo_ddp.py": (79200, 607),
+    "ppo_masked.py": (71850, 551),
+    "ppo_rnd.py": (74650, 636),
+    "ppod.py": (93500, 864),
     "qlearning.py": (52600, 297),
-    "rainbow.py": (77100, 674),
-    "reinforce.py": (50400, 299),
-    "sac.py": (67600, 512),
+    "rainbow.py": (77250, 674),
+    "reinforce.py": (50450, 299),
+    "sac.py": (67650, 512),
 }
-RUN_CHARACTERS = 25_950
+RUN_CHARACTERS = 26_000
 
 DRIFTS_PPO = '''@functools.cache
 def drifts(x):
