@@ -30,7 +30,7 @@ SUITES = {  # script: (environments, changes)
          "--train-frequency 2", "--batch-size 64", "--batch-size 256", "--gamma 0.98", "--gamma 0.995",
          "--target-network-frequency 250", "--target-network-frequency 1000", "--no-double", "--clip-error",
          "--exploration-fraction 0.1", "--exploration-fraction 0.4", "--end-e 0.1", "--normalize-obs",
-         "--hidden-sizes 128 128"],
+         "--normalize-reward", "--normalize-obs --normalize-reward", "--hidden-sizes 128 128"],
     ),
     "sac": (
         ["CartPole swing-up", "Double pendulum"],
@@ -38,6 +38,7 @@ SUITES = {  # script: (environments, changes)
          "--normalize-obs", "--gamma 0.98", "--tau 0.01", "--batch-size 128"],
     ),
 }  # fmt: skip
+BASE = {"dqn": "--no-normalize-obs --no-normalize-reward"}  # flags of all runs of a script
 
 
 def draw():
@@ -82,7 +83,7 @@ def main():
         key = f"{script} {name} {change}"
         if missing("settings", key, stamped["text"], [seed]):
             side = "random" if change == "random" else "ours"
-            flags = "" if change in ("random", "defaults") else change
+            flags = BASE.get(script, "") + ("" if change in ("random", "defaults") else f" {change}")
             command = [sys.executable, ROOT / "benchmarks" / "unknown.py", script, "--names", name, "--one", side]
             printed, _ = call(*command, "--seeds", seed, f"--flags={flags}")
             figures = json.loads(printed.split("FIGURES")[1])
