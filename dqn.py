@@ -76,7 +76,7 @@ class Args:
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this share of the run, then stays
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
-    normalize_obs: bool = True  # by their running mean and standard deviation; never images
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
@@ -139,8 +139,7 @@ class QNetwork(nn.Module):
             self.head = relu_mlp(inputs, args.hidden_sizes, self.num_actions)
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
-        normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
-        self.obs_stats = RunningMeanStd(inputs) if normalizes else None
+        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def forward(self, obs):
@@ -403,7 +402,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them.
-AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
+AS_THEY_ARE = {"normalize_reward": False}
 ATARI = {"num_envs": 8, "learning_rate": 1e-4, "batch_size": 32, "learning_starts": 80_000, "end_e": 0.01,
          "target_network_frequency": 1_000, "exploration_fraction": 0.1, "clip_error": True,
          "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000} | AS_THEY_ARE  # fmt: skip
@@ -415,9 +414,9 @@ TUNED = {
     "Acrobot-v1": {"num_envs": 8, "gradient_steps": 4, "learning_rate": 6.3e-4, "anneal_lr": False,
                    "target_network_frequency": 250, "exploration_fraction": 0.12, "end_e": 0.1, "buffer_size": 50_000,
                    "hidden_sizes": (256, 256), "total_timesteps": 100_000} | AS_THEY_ARE,
-    "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
-                       "normalize_reward": False, "target_network_frequency": 64, "hidden_sizes": (128, 128),
-                       "max_grad_norm": 10.0, "total_timesteps": 150_000, "eval_every": 5_000, "stop_at_return": -105},
+    "MountainCar-v0": {"train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07, "normalize_obs": True,
+                       "target_network_frequency": 64, "hidden_sizes": (128, 128), "max_grad_norm": 10.0,
+                       "total_timesteps": 150_000, "eval_every": 5_000, "stop_at_return": -105} | AS_THEY_ARE,
     # errors are clipped: with squared ones, more seeds never try to land
     "LunarLander-v3": {"num_envs": 8, "train_frequency": 2, "learning_rate": 5e-4, "gamma": 0.995,
                        "target_network_frequency": 1000, "end_e": 0.03, "exploration_fraction": 0.25,
@@ -643,6 +642,8 @@ def make_q_network(args, envs):
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, spaces.Discrete):
         pair = f"observations {obs_space} and actions {action_space}"
         raise UserError(f"{args.env_id}: Q-learning needs Discrete actions; {pair} are for ppo.py")
+    if is_image(obs_space) and args.normalize_obs:
+        raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one

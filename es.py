@@ -150,7 +150,7 @@ class FlatPolicy(nn.Module):
         return self.to_env(forward(self.layers(self.theta), self.features(obs)))
 
     def to_env(self, outputs):
-        """Outputs (B, O) as the environment takes them, in the space's bounds, shape and type."""
+        """Outputs (B, outputs) as the environment takes them, in the space's bounds, shape and type."""
         space = self.action_space
         if self.discrete:
             return (outputs.argmax(1).numpy() + space.start).astype(space.dtype)
@@ -164,7 +164,7 @@ class FlatPolicy(nn.Module):
 
 
 def forward(layers, x):
-    """Outputs (B, O) for x (B, inputs), by the layers of one policy, or of B policies, a row for each.
+    """Outputs (B, outputs) for x (B, inputs), by the layers of one policy, or of B policies, a row for each.
 
     With vecdot, not a matrix product, whose rounding may depend on how many candidates a process has.
     """
@@ -312,7 +312,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
 
 
 def draw_action_noise(policy, rng, args):
-    """Noise (N, O) for the outputs of all candidates, so that every process draws the same.
+    """Noise (N, outputs) for the outputs of all candidates, so that every process draws the same.
 
     Box: normal noise. Discrete: the argmax of logits + temperature * Gumbel noise is a draw from
     softmax(logits / temperature).

@@ -99,7 +99,7 @@ class Args:
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this share of the run, then stays
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
-    normalize_obs: bool = True  # by their running mean and standard deviation; never images
+    normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
@@ -233,8 +233,7 @@ class RainbowNetwork(nn.Module):
         self.noisy_layers = [module for module in self.modules() if isinstance(module, NoisyLinear)]
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
-        normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
-        self.obs_stats = RunningMeanStd(inputs) if normalizes else None
+        self.obs_stats = RunningMeanStd(inputs) if args.normalize_obs else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def outputs(self, obs):
@@ -691,22 +690,22 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. Where large rewards are rare, returns stay far within
 # the safe v_min and v_max (see Args); narrower ones bring the atoms closer together.
-AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
+AS_THEY_ARE = {"normalize_reward": False}
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "clip_error": True,
          "clip_reward": True, "total_timesteps": 10_000_000, "checkpoint_every": 1_000_000} | AS_THEY_ARE  # fmt: skip
 TUNED = {
     "CartPole-v1": {"num_envs": 4, "train_frequency": 64, "gradient_steps": 32, "batch_size": 64, "gamma": 0.98,
                     "learning_rate": 2e-3, "target_network_frequency": 64, "exploration_fraction": 0.16, "end_e": 0.04,
-                    "hidden_sizes": (128, 128), "normalize_reward": False, "learning_starts": 200, "v_min": 0.0,
-                    "v_max": 50.0, "total_timesteps": 50_000},
+                    "hidden_sizes": (128, 128), "normalize_obs": True, "learning_starts": 200, "v_min": 0.0,
+                    "v_max": 50.0, "total_timesteps": 50_000} | AS_THEY_ARE,
     "LunarLander-v3": {"num_envs": 4, "train_frequency": 2, "batch_size": 64, "learning_rate": 6.3e-4, "gamma": 0.995,
                        "target_network_frequency": 250, "exploration_fraction": 0.1, "hidden_sizes": (128, 128),
                        "v_min": -300.0, "v_max": 300.0, "total_timesteps": 300_000, "eval_every": 10_000,
                        "stop_at_return": 240} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 8, "train_frequency": 2, "target_network_frequency": 250, "learning_starts": 200,
-                   "hidden_sizes": (128, 128), "normalize_reward": False, "v_min": -100.0, "v_max": 0.0,
-                   "total_timesteps": 60_000},
+                   "hidden_sizes": (128, 128), "normalize_obs": True, "v_min": -100.0, "v_max": 0.0,
+                   "total_timesteps": 60_000} | AS_THEY_ARE,
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
@@ -928,6 +927,8 @@ def make_q_network(args, envs):
     if not isinstance(obs_space, spaces.Box) or not isinstance(action_space, spaces.Discrete):
         pair = f"observations {obs_space} and actions {action_space}"
         raise UserError(f"{args.env_id}: Q-learning needs Discrete actions; {pair} are for ppo.py")
+    if is_image(obs_space) and args.normalize_obs:
+        raise UserError("normalize_obs is for vectors: images are always scaled to [0, 1]")
     device = choose_device(args, is_image(obs_space))
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 import dqn  # noqa: E402
 
 STEPS, UPDATES, PERIOD, GAMMA = 20_000, 5_000, 50, 0.95
-ARGS = dqn.Args(gamma=GAMMA, num_envs=10, learning_rate=2.5e-4, normalize_obs=False)
+ARGS = dqn.Args(gamma=GAMMA, num_envs=10, learning_rate=2.5e-4)
 
 
 def play(seed):

@@ -1,6 +1,6 @@
 """What a setting is worth where nobody has tuned: each one halved, doubled or switched.
 
-    python benchmarks/settings.py [ppo dqn sac] [--seeds 11 12] [--names NAME …] [--changes CHANGE …] [--draw]
+    python benchmarks/settings.py [ppo dqn sac] [--seeds 11 12] [--names NAME …] [--changes=CHANGE …] [--draw]
 
 Quick environments of unknown.py's choosing half, and its numbers of steps. The effect of a change is the gain over
 random play that it leaves, as a share of the gain with the defaults: 1 is no effect. Writes
@@ -30,14 +30,15 @@ SUITES = {  # script: (environments, changes)
          "--train-frequency 2", "--batch-size 64", "--batch-size 256", "--gamma 0.98", "--gamma 0.995",
          "--target-network-frequency 250", "--target-network-frequency 1000", "--no-double", "--clip-error",
          "--exploration-fraction 0.1", "--exploration-fraction 0.4", "--end-e 0.1", "--normalize-obs",
-         "--hidden-sizes 128 128"],
+         "--normalize-reward", "--hidden-sizes 128 128"],
     ),
     "sac": (
         ["CartPole swing-up", "Double pendulum"],
         ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--train-frequency 2", "--policy-frequency 1",
-         "--normalize-obs", "--gamma 0.98", "--tau 0.01", "--batch-size 128"],
+         "--normalize-obs", "--normalize-reward", "--gamma 0.98", "--tau 0.01", "--batch-size 128"],
     ),
 }  # fmt: skip
+BASE = {"dqn": "--no-normalize-reward"}  # flags of all runs of a script
 
 
 def draw():
@@ -66,7 +67,9 @@ def main():
     parser.add_argument("scripts", nargs="*", default=list(SUITES), metavar="ppo, dqn or sac")
     parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12])
     parser.add_argument("--names", nargs="*", choices=ENVIRONMENTS, metavar="NAME")
-    parser.add_argument("--changes", nargs="*", metavar="CHANGE")
+    parser.add_argument(
+        "--changes", action="append", metavar="CHANGE", help="as --changes='--gamma 0.98'; may be repeated"
+    )
     parser.add_argument("--draw", action="store_true", help="only draw what is measured")
     args = parser.parse_args()
     runs = [
@@ -82,7 +85,7 @@ def main():
         key = f"{script} {name} {change}"
         if missing("settings", key, stamped["text"], [seed]):
             side = "random" if change == "random" else "ours"
-            flags = "" if change in ("random", "defaults") else change
+            flags = BASE.get(script, "") + ("" if change in ("random", "defaults") else f" {change}")
             command = [sys.executable, ROOT / "benchmarks" / "unknown.py", script, "--names", name, "--one", side]
             printed, _ = call(*command, "--seeds", seed, f"--flags={flags}")
             figures = json.loads(printed.split("FIGURES")[1])

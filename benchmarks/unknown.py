@@ -63,6 +63,7 @@ SCRIPTS = {  # script: (the peer, environment steps, kinds of actions)
     "ppo": ("PPO", 100_000, ("discrete", "continuous")),
     "dqn": ("DQN", 50_000, ("discrete",)),
     "rainbow": ("DQN", 50_000, ("discrete",)),
+    "es": ("ARS", 500_000, ("discrete", "continuous")),
     "ddpg_td3": ("TD3", 10_000, ("continuous",)),
     "sac": ("SAC", 10_000, ("continuous",)),
     "ppo_masked": ("MaskablePPO", 100_000, ("masked",)),
@@ -106,6 +107,7 @@ def play_random(script, name, seed, *_):
 def train_peer(script, name, seed, steps, _):
     """Train and score the peer, with all its defaults, in this process."""
     import gymnasium as gym
+    import sb3_contrib
     import stable_baselines3
     import torch
     from minigrid.wrappers import ImgObsWrapper, OneHotPartialObsWrapper
@@ -114,9 +116,8 @@ def train_peer(script, name, seed, steps, _):
 
     torch.set_num_threads(1)
     kind, env_id, kwargs = ENVIRONMENTS[name]
-    library, wrapper = stable_baselines3, lambda env: env
+    wrapper = lambda env: env
     if kind == "masked":
-        import sb3_contrib as library
         from sb3_contrib.common.maskable.evaluation import evaluate_policy
         from sb3_contrib.common.wrappers import ActionMasker
 
@@ -128,7 +129,8 @@ def train_peer(script, name, seed, steps, _):
             env = ImgObsWrapper(OneHotPartialObsWrapper(env))
         return wrapper(gym.wrappers.FlattenObservation(env))
 
-    maker = getattr(library, SCRIPTS[script][0])
+    name = SCRIPTS[script][0]
+    maker = getattr(stable_baselines3, name, None) or getattr(sb3_contrib, name)
     model = maker("MlpPolicy", make_vec_env(make, 1, seed=seed), seed=seed, device="cpu")
     begun = time.monotonic()
     model.learn(steps)

@@ -58,7 +58,7 @@ hunt(
 
 SMALL_DQN = {"num_envs": 4, "hidden_sizes": (32,), "learning_rate": 5e-3, "learning_starts": 200,
              "train_frequency": 4, "target_network_frequency": 20, "gamma": 0.5, "exploration_fraction": 0.9,
-             "end_e": 0.3, "normalize_obs": False, "normalize_reward": False, "seed": 1}  # fmt: skip
+             "end_e": 0.3, "normalize_reward": False, "seed": 1}  # fmt: skip
 
 
 def later_q(m):

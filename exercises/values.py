@@ -11,8 +11,7 @@ from pictures import Table, drawn
 DQN_CARTPOLE = {"env_id": "CartPole-v1", "total_timesteps": 40_000, "num_envs": 4, "train_frequency": 2,
                 "gradient_steps": 1, "batch_size": 128, "learning_rate": 1e-3, "hidden_sizes": (64, 64),
                 "target_network_frequency": 2, "tau": 0.01, "exploration_fraction": 0.16, "end_e": 0.04,
-                "normalize_obs": False, "normalize_reward": False, "eval_every": 1_000,
-                "stop_at_return": 150.0, "seed": 1}  # fmt: skip
+                "normalize_reward": False, "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
 SPACES = spaces.Box(-1, 1, (1,)), spaces.Discrete(9)
 TITLES = "obs", "action", "reward", "next_obs", "terminated"
 BUFFER, N_STEP_BUFFER = Table(titles=TITLES, part=0), Table(titles=(*TITLES, "discount"), part=0)
@@ -173,7 +172,7 @@ exercise(
 RAINBOW_CARTPOLE = dict.fromkeys("double prioritized dueling multi_step distributional noisy".split(), False) | {
     "env_id": "CartPole-v1", "total_timesteps": 30_000, "num_envs": 4, "train_frequency": 64, "gradient_steps": 32,
     "batch_size": 64, "hidden_sizes": (64, 64), "v_min": 0.0, "v_max": 100.0,
-    "normalize_obs": False, "normalize_reward": False, "target_network_frequency": 128, "end_e": 0.04,
+    "normalize_reward": False, "target_network_frequency": 128, "end_e": 0.04,
     "exploration_fraction": 0.16, "eval_every": 1_000, "stop_at_return": 150.0, "seed": 1}  # fmt: skip
 
 

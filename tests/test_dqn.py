@@ -241,7 +241,7 @@ def test_rewards_are_scaled_when_they_are_sampled(script):
 
     A reward of 4 counts as 4, then as 4 / sqrt 5 = 1.788854. At most 10 are left of it.
     """
-    agent = script.QNetwork(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), script.Args(normalize_obs=False))
+    agent = script.QNetwork(spaces.Box(-1, 1, (1,)), spaces.Discrete(2), script.Args())
     for returns, rewards in (([1.0, 3], [4, -10]), ([5, 7], [1.788854, -10])):
         agent.update_statistics(None, np.array(returns))
         close(agent.scaled(torch.tensor([4.0, -99])), rewards)
@@ -348,14 +348,7 @@ def test_ring_equals_a_list(script, plans, capacity, steps):
 
 COMMON = {"num_envs": 2, "total_timesteps": 60, "learning_starts": 20, "batch_size": 4, "buffer_size": 30, "gamma": 0.9}
 COMMON |= {"learning_rate": 0.01, "hidden_sizes": (8,), "train_frequency": 3, "target_network_frequency": 7, "seed": 3}
-COMMON |= {
-    "exploration_fraction": 0.5,
-    "start_e": 0.9,
-    "end_e": 0.1,
-    "gradient_steps": 2,
-    "normalize_obs": False,
-    "normalize_reward": False,
-}
+COMMON |= {"exploration_fraction": 0.5, "start_e": 0.9, "end_e": 0.1, "gradient_steps": 2, "normalize_reward": False}
 TRAININGS = [
     {},
     {"normalize_reward": True, "double": False, "anneal_lr": False, "max_grad_norm": 0.5, "exploration_fraction": 0.0},
@@ -425,7 +418,6 @@ def test_training(script):
 
 EASY = {"num_envs": 8, "learning_rate": 4e-2, "gamma": 0.5, "hidden_sizes": (16,), "batch_size": 16, "end_e": 0.5}
 EASY |= {
-    "normalize_obs": False,
     "normalize_reward": False,
     "learning_starts": 100,
     "train_frequency": 8,

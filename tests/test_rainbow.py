@@ -443,14 +443,7 @@ PLANS = [[(4, "t"), (6, "c")], [(1, "b"), (7, "c"), (2, "t")]]
 SHORT = {"num_envs": 2, "hidden_sizes": (8, 6), "num_atoms": 5, "v_min": -10.0, "v_max": 90.0, "gamma": 0.8, "seed": 5}
 SHORT |= {"batch_size": 6, "learning_starts": 11, "train_frequency": 3, "gradient_steps": 2, "buffer_size": 20}
 SHORT |= {"target_network_frequency": 5, "total_timesteps": 36, "learning_rate": 0.02, "n_step": 3}
-SHORT |= {
-    "normalize_obs": False,
-    "normalize_reward": False,
-    "alpha": 0.7,
-    "beta": 0.3,
-    "exploration_fraction": 0.5,
-    "sigma": 0.8,
-}
+SHORT |= {"normalize_reward": False, "alpha": 0.7, "beta": 0.3, "exploration_fraction": 0.5, "sigma": 0.8}
 
 
 @catches(
@@ -522,7 +515,6 @@ def test_with_all_switches_off_it_is_dqn(script):
 EASY = {"num_envs": 8, "learning_rate": 2e-2, "gamma": 0.5, "hidden_sizes": (16,), "batch_size": 32, "end_e": 0.5}
 EASY |= {"learning_starts": 100, "train_frequency": 8, "target_network_frequency": 50, "total_timesteps": 2000}
 EASY |= {
-    "normalize_obs": False,
     "normalize_reward": False,
     "buffer_size": 1_000,
     "eval_episodes": 8,

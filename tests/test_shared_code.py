@@ -19,7 +19,7 @@ each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo.py": (70000, 549),
     "ddpg_td3.py": (65500, 468),
-    "dqn.py": (61150, 388),
+    "dqn.py": (61200, 387),
     "es.py": (62450, 378),
     "maddpg_matd3.py": (79100, 623),
     "mappo.py": (87800, 699),
@@ -28,7 +28,7 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "ppo_rnd.py": (74650, 636),
     "ppod.py": (93500, 864),
     "qlearning.py": (52600, 297),
-    "rainbow.py": (77150, 675),
+    "rainbow.py": (77250, 674),
     "reinforce.py": (50450, 299),
     "sac.py": (67650, 512),
 }
