@@ -617,7 +617,7 @@ def train(args):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    run.start(agent=agent, target=target, optimizer=optimizer, scheduler=scheduler, buffer=buffer)  # or resume
+    run.start(agent=agent, target=target, optimizer=optimizer, scheduler=scheduler, buffer=buffer)  # --resume loads
     exploration_steps = max(1, args.exploration_fraction * args.total_timesteps)
     learning_starts = max(args.learning_starts, args.batch_size)
     losses_of = distributional_losses if args.distributional else td_losses
