@@ -166,7 +166,8 @@ def sbx(file):
 
 
 def unknown(script):
-    """The table of unknown.py: the defaults of a script beside the peer's, and the mean of the shares in each half."""
+    """The table of unknown.py: a script, `es`, or with flags, `es --ars`, beside the peer's defaults, and mean shares."""
+    script, _, flags = script.partition(" ")
     entries = read("unknown").items()
     found = {key.removeprefix(f"{script} "): entry for key, entry in entries if key.startswith(f"{script} ")}
     titles = ["mean", "worst seed", "seeds", "seconds"]
@@ -174,7 +175,8 @@ def unknown(script):
     for half in dict.fromkeys(entry["half"] for entry in found.values()):
         shares = []
         for name in dict.fromkeys(key.rpartition(", ")[0] for key, entry in found.items() if entry["half"] == half):
-            ours, peer, chance = [found.get(f"{name}, {side}", {}) for side in ("ours", "peer", "random")]
+            sides = f"ours {flags}".strip(), "peer", "random"
+            ours, peer, chance = [found.get(f"{name}, {side}", {}) for side in sides]
             if not ours:  # only with other flags
                 continue
             row = [name, *[cell(side, title) for side in (ours, peer) for title in titles], cell(chance, "mean"), "–"]

@@ -782,6 +782,7 @@ def test_masks_of_several_factors(script):
 def small_run(script, make_env, **settings):
     """A short training."""
     quick = {"num_envs": 2, "num_steps": 10, "hidden_sizes": (4,), "total_timesteps": 20, "update_epochs": 1}
+    quick |= {"num_minibatches": 1}
     return rehearse(script, make_env, **quick | settings)
 
 
@@ -933,7 +934,8 @@ def test_games_of_pettingzoo(script):
 
 def test_one_environment_one_step(script):
     """A rollout that is nothing but a reset row is not learned from, nor counted."""
-    run = rehearse(script, lambda: script.TeamEnv(Matrix()), num_envs=1, num_steps=1, total_timesteps=5)
+    settings = {"num_envs": 1, "num_steps": 1, "num_minibatches": 1, "total_timesteps": 5}
+    run = rehearse(script, lambda: script.TeamEnv(Matrix()), **settings)
     assert run.step == 5 == run.num_episodes and flat(run.agent).isfinite().all()
     assert len(run.all_logged["value_loss"]) == len(run.all_logged["entropy"]) == 50
 
@@ -969,7 +971,7 @@ REFUSED = {
     "--happo": "--no-share-policy",
     "--happo --no-share-policy --state-type FP --agent-rewards": "without --agent-rewards",
     '--env-kwargs {"M":3}': "unexpected keyword",
-    "--num-minibatches 7": "do not divide into num_minibatches = 7",
+    "--num-minibatches 999": "num_minibatches must be at most",
     "--recurrent --data-chunk-length 7": "does not divide num_steps",
     "--recurrent --data-chunk-length -5": "data_chunk_length must be at least 0",
     "--recurrent --hidden-sizes": "needs a layer",
@@ -1024,7 +1026,7 @@ def test_the_users_own_errors_keep_their_traceback(script, where, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "wrong_team.py").write_text("\n{}['module']")
-    flags = f'--env-id {__name__}:Raising --env-kwargs {{"where":"{where}"}} --num-envs 2'
+    flags = f'--env-id {__name__}:Raising --env-kwargs {{"where":"{where}"}} --num-envs 8'
     if where == "wrapper":
         flags += f" --wrappers {__name__}.raising"
     if where == "module":
