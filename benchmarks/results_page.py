@@ -166,7 +166,7 @@ def sbx(file):
 
 
 def unknown(script):
-    """The table of unknown.py: a script, `es`, or with flags, `es --ars`, beside the peer's defaults, and mean shares."""
+    """The table of unknown.py: a script, `es`, or with flags, `es --ars`, beside the peer; the means of the shares."""
     script, _, flags = script.partition(" ")
     entries = read("unknown").items()
     found = {key.removeprefix(f"{script} "): entry for key, entry in entries if key.startswith(f"{script} ")}
