@@ -1031,7 +1031,8 @@ def make_run(args, envs):
     checkpoint = Path(args.resume or "", f"checkpoint{SUFFIX}")
     if args.resume and checkpoint.exists():
         shutil.copy(checkpoint, folder.name)
-    run = Run(replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False), envs)
+    where = {"resume": args.resume and folder.name, "run_dir": folder.name}
+    run = Run(replace(args, **where, progress=False, capture_video=False), envs)
     run.folder = folder  # it is deleted when the process ends by itself
     return run
 
