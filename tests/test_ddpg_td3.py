@@ -150,7 +150,7 @@ def test_num_updates(script):
         ({"batch_size": 15}, {11: 0, 15: 0, 16: 1, 17: 2}),  # no batch of 15 from fewer than 15
     ]
     for settings, updates in cases:
-        args = script.Args(**{"learning_starts": 10, "batch_size": 4} | settings)
+        args = script.Args(**{"learning_starts": 10, "batch_size": 4, "gradient_steps": 1} | settings)
         assert {step: script.num_updates(step, args) for step in updates} == updates
 
 

@@ -251,7 +251,7 @@ def learn(script, agent, batches, **settings):
     """
     batches = list(batches)
     given = {"learning_starts": 1, "batch_size": 1, "num_envs": 1, "buffer_size": 99, "max_episode_steps": 1}
-    given |= {"total_timesteps": len(batches) + 1}
+    given |= {"total_timesteps": len(batches) + 1, "gradient_steps": 1}
     with (
         mock.patch.object(script.ReplayBuffer, "sample", lambda buffer, size, rng: batches.pop(0)),
         mock.patch.object(script, "make_agent", lambda args, envs: agent),
