@@ -168,15 +168,16 @@ def sbx(file):
 def unknown(script):
     """The table of unknown.py: a script, `es`, or with flags, `es --ars`, beside the peer; the means of the shares."""
     script, _, flags = script.partition(" ")
-    entries = read("unknown").items()
-    found = {key.removeprefix(f"{script} "): entry for key, entry in entries if key.startswith(f"{script} ")}
+    entries = read("unknown")
+    found = {key.removeprefix(f"{script} "): entry for key, entry in entries.items() if key.startswith(f"{script} ")}
+    others = {"ppo_rnd": "ppo", "ppod": "ppo", "rainbow": "dqn"}.get(script, script)  # they have the same peer
     titles = ["mean", "worst seed", "seeds", "seconds"]
     rows = [["environment", *titles, "peer: mean", *titles[1:], "random play", "share of the peer's gain", "commit"]]
     for half in dict.fromkeys(entry["half"] for entry in found.values()):
         shares = []
         for name in dict.fromkeys(key.rpartition(", ")[0] for key, entry in found.items() if entry["half"] == half):
-            sides = f"ours {flags}".strip(), "peer", "random"
-            ours, peer, chance = [found.get(f"{name}, {side}", {}) for side in sides]
+            ours = found.get(f"{name}, ours {flags}".strip(), {})
+            peer, chance = [entries.get(f"{others} {name}, {side}", {}) for side in ("peer", "random")]
             if not ours:  # only with other flags
                 continue
             row = [name, *[cell(side, title) for side in (ours, peer) for title in titles], cell(chance, "mean"), "–"]

@@ -4,6 +4,7 @@
     pip install --no-deps minatar
     python benchmarks/unknown.py ppo [--names NAME …] [--half choosing] [--seeds 1 2 3] [--sides ours peer random]
     python benchmarks/unknown.py ppo --half choosing --seeds 11 12 --sides ours --flags="--update-epochs 10"
+    python benchmarks/unknown.py ppo_rnd --sides ours --flags="--intrinsic-coef 0"    # the peer's are in ppo's table
     python benchmarks/unknown.py ppo --half reporting --confirm 10000    # ours of another text, as scores.py does it
 
 The environments are in no TUNED table. Half of them are for choosing defaults; the other half is only for reporting,
@@ -66,6 +67,8 @@ SCRIPTS = {  # script: (the peer, environment steps, kinds of actions)
     "es": ("ARS", 500_000, ("discrete", "continuous")),
     "ddpg_td3": ("TD3", 10_000, ("continuous",)),
     "sac": ("SAC", 10_000, ("continuous",)),
+    "ppo_rnd": ("PPO", 100_000, ("discrete", "continuous")),
+    "ppod": ("PPO", 100_000, ("discrete", "continuous")),
     "ppo_masked": ("MaskablePPO", 100_000, ("masked",)),
 }
 EPISODES = 30
