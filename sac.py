@@ -68,7 +68,6 @@ class Args:
 
     # algorithm
     alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
-    policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; the paper: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
@@ -498,10 +497,8 @@ def train(args):
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
-            if updates % args.policy_frequency == 0:  # delayed as in TD3; n at once: as many as of the critics
-                for _ in range(args.policy_frequency):
-                    run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
-                    actor_scheduler.step()
+            run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
+            actor_scheduler.step()
 
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
