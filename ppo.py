@@ -594,8 +594,8 @@ TUNED = {
                          "total_timesteps": 3_000_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
-    # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Walker2d
-    # was run with two seeds, Atari not to its end
+    # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Atari
+    # was not run to its end
     "HalfCheetah-v5": MUJOCO | {"init_std": 0.37},
     "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
