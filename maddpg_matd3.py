@@ -63,7 +63,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given
@@ -499,7 +499,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
         target_buffer.copy_(buffer)
 
 

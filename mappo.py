@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own

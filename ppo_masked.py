@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for Taxi too; flags win over both."""
+    """Every flag and its default. For Taxi and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
@@ -293,8 +293,8 @@ MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples"
 class MaskableRolloutBuffer:
     """One rollout, time-major (T, N, …), with the mask of every observation.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
-    is called a reset row here. The action in it is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). That
+    step's row is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
