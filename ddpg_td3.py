@@ -23,7 +23,7 @@ target networks are updated less often than the critics.
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here with TD3's settings, but for the three), TD3 arXiv 1802.09477.
+Papers: DDPG arXiv 1509.02971 (here with TD3's settings, apart from the three tricks), TD3 arXiv 1802.09477.
 The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
 dimensions, N of environments and K of critics.
 """
@@ -59,7 +59,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for Pendulum-v1 too; flags win over both."""
+    """Every flag and its default. For Pendulum-v1 and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     algorithm: Literal["td3", "ddpg"] | None = None  # sets the next three; None: as TUNED says, else TD3
@@ -76,7 +76,7 @@ class Args:
     batch_size: int = 256  # transitions per update
     learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
-    gradient_steps: int = 2  # critic updates per round; the papers: 1, which learns later
+    gradient_steps: int = 2  # critic updates per round; the papers: 1, which takes more environment steps
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
@@ -253,8 +253,8 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 class ReplayBuffer:
     """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
-    is called a reset row here. The action in it is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). That
+    step's row is called a reset row here. The action in it is ignored:
 
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
@@ -359,13 +359,13 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
         target_buffer.copy_(buffer)
 
 
 # ----------------------------------------------------------------------------------------- training
 def num_updates(step, args):
-    """How many critic updates are due in all, after `step` steps of all environments together."""
+    """How many updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -1238,9 +1238,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
+    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -192,8 +192,8 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 class ReplayBuffer:
     """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
-    is called a reset row here. The action in it is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). That
+    step's row is called a reset row here. The action in it is ignored:
 
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
@@ -321,7 +321,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
         target_buffer.copy_(buffer)
 
 
@@ -1129,9 +1129,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

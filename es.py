@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
+    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise
@@ -730,7 +730,8 @@ def make_run(args, envs):
     checkpoint = Path(args.resume or "", f"checkpoint{SUFFIX}")
     if args.resume and checkpoint.exists():
         shutil.copy(checkpoint, folder.name)
-    run = Run(replace(args, resume=None, run_dir=folder.name, progress=False, capture_video=False), envs)
+    where = {"resume": args.resume and folder.name, "run_dir": folder.name}
+    run = Run(replace(args, **where, progress=False, capture_video=False), envs)
     run.folder = folder  # it is deleted when the process ends by itself
     return run
 
@@ -1216,9 +1217,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

@@ -63,7 +63,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given
@@ -499,7 +499,7 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
         target_buffer.copy_(buffer)
 
 
@@ -549,7 +549,7 @@ def actors_loss(agents, batch, rng):
 
 # ----------------------------------------------------------------------------------------- training
 def num_updates(step, args):
-    """How many critic updates are due in all, after `step` steps of all environments together."""
+    """How many updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -1503,9 +1503,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some; flags win over both."""
+    """Every flag and its default. TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own
@@ -1691,9 +1691,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
+    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)
@@ -317,8 +317,8 @@ Batch = namedtuple("Batch", "obs actions old_log_probs old_values advantages ret
 class RolloutBuffer:
     """One rollout, time-major (T, N, …); observations of uint8 stay uint8.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
-    is called a reset row here. The action in it is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). That
+    step's row is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -1306,9 +1306,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

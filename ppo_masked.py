@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for Taxi too; flags win over both."""
+    """Every flag and its default. For Taxi and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
@@ -293,8 +293,8 @@ MaskableDictRolloutBufferSamples = namedtuple("MaskableDictRolloutBufferSamples"
 class MaskableRolloutBuffer:
     """One rollout, time-major (T, N, …), with the mask of every observation.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
-    is called a reset row here. The action in it is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). That
+    step's row is called a reset row here. The action in it is ignored:
 
         row  observation          action   reward  terminated  reset row
          0   s0                   a0       r0      no          no
@@ -1369,9 +1369,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

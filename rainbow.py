@@ -65,7 +65,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
+    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
 
     # the six improvements and their settings
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -77,8 +77,8 @@ class Args:
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -10.0  # distributional: the lowest return; for raw rewards min(lowest r, 0) / (1 - gamma) is safe
-    v_max: float = 10.0  # distributional: the highest return; for raw rewards max(highest r, 0) / (1 - gamma) is safe
+    v_min: float = -10.0  # distributional: lowest return; with --no-normalize-reward, min(lowest r, 0) / (1 - gamma)
+    v_max: float = 10.0  # distributional: highest return; with --no-normalize-reward, max(highest r, 0) / (1 - gamma)
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
@@ -100,7 +100,7 @@ class Args:
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide sums of n rewards by the standard deviation of returns; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
@@ -1435,9 +1435,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for CartPole too; flags win over both."""
+    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     baseline: Literal["none", "value"] = "value"  # what is subtracted from returns; value: a critic
@@ -960,9 +960,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

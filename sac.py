@@ -18,11 +18,11 @@ J(pi), a is drawn from pi(.|s):
     L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ alpha log pi(a|s) - min_k Q_k(s, a) ]   (arXiv 1812.05905, eqs. 2, 3, 5, 9)
 
-(The paper halves the squares and describes the two critics only in words.) In L, y is a constant. In
-J, a = tanh(mean + sigma noise) is reparameterised: the gradient reaches pi through log pi(a|s) and
-through Q_k(s, a). k = 1 or 2 is the critic's number; the lower of two values is overestimated less
-(clipped double Q-learning). The target networks Q' follow Q slowly, so that y is stable. Descent
-on J(alpha) = E[ -alpha (log pi(a|s) + target entropy) ] keeps pi's entropy near its target.
+(The paper halves the squares.) In L, y is a constant. In J, a = tanh(mean + sigma noise) is
+reparameterised: the gradient reaches pi through log pi(a|s) and through Q_k(s, a). k = 1 or 2 is the
+critic's number; the lower of two values is overestimated less (clipped double Q-learning). The target
+networks Q' follow Q slowly, so that y is stable. Descent on
+J(alpha) = E[ -alpha (log pi(a|s) + target entropy) ] keeps pi's entropy near its target.
 
     python sac.py                               # Pendulum-v1, a minute
     python sac.py --alpha 0.2                   # with a fixed weight of the entropy bonus
@@ -64,7 +64,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some, for Pendulum-v1 too; flags win over both."""
+    """Every flag and its default. For Pendulum-v1 and others, TUNED (below) replaces some; a given flag wins."""
 
     # algorithm
     alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
@@ -77,12 +77,12 @@ class Args:
     batch_size: int = 256  # transitions per update
     learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
-    gradient_steps: int = 1  # critic updates per round
+    gradient_steps: int = 1  # updates of critics, actor and alpha per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise); ou lasts over several steps
+    noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): independent, or lasting (ou)
     exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
-    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 it is 1.9 times as wide as exploration_noise
+    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation grows to 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
@@ -177,7 +177,7 @@ class SoftActorCritic(nn.Module):
         self.target_critics = copy.deepcopy(self.critics)
         first_alpha = 1.0 if args.alpha is None else args.alpha
         self.log_alpha = nn.Parameter(torch.tensor(first_alpha).log())
-        self.target_entropy = -float(self.action_dimensions)  # the paper's; uniform actions have D log 2
+        self.target_entropy = -float(self.action_dimensions)  # the paper's; the largest is D log 2
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
         inputs = math.prod(observation_space.shape)
@@ -222,7 +222,7 @@ class SoftActorCritic(nn.Module):
 
     @torch.inference_mode()  # as no_grad, but faster
     def explore(self, obs, noise):
-        """tanh(mean + sigma noise), (B, D), for an array of raw observations (B, …); noise 0: the mode of u."""
+        """tanh(mean + sigma noise), (B, D), for an array of raw observations (B, …); noise 0: tanh(mean)."""
         dtype = torch.uint8 if self.image else torch.float32
         obs = torch.as_tensor(obs, dtype=dtype, device=self.device)
         noise = torch.as_tensor(noise, dtype=torch.float32, device=self.device)
@@ -286,8 +286,8 @@ Transitions = namedtuple("Transitions", "obs actions rewards next_obs terminated
 class ReplayBuffer:
     """The last `capacity` transitions, in CPU memory. New ones replace the oldest.
 
-    After an episode's end, the next step only resets the environment (next-step autoreset). Its row
-    is called a reset row here. The action in it is ignored:
+    After an episode's end, the next step only resets the environment (next-step autoreset). That
+    step's row is called a reset row here. The action in it is ignored:
 
         obs    action   reward  next_obs               terminated  reset row
         s0     a0       r0      s1                     no          no
@@ -398,13 +398,13 @@ def polyak(target, source, tau):
     """
     for target_weights, weights in zip(target.parameters(), source.parameters()):
         target_weights.lerp_(weights, tau)
-    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # such as running statistics
+    for target_buffer, buffer in zip(target.buffers(), source.buffers()):  # BatchNorm's, if you add it
         target_buffer.copy_(buffer)
 
 
 # ----------------------------------------------------------------------------------------- training
 def num_updates(step, args):
-    """How many critic updates are due in all, after `step` steps of all environments together."""
+    """How many updates are due in all, after `step` steps of all environments together."""
     warm_up = max(args.learning_starts, args.batch_size)  # updates need a full batch
     rounds = step // args.train_frequency - warm_up // args.train_frequency
     return max(0, rounds) * args.gradient_steps
@@ -471,8 +471,8 @@ def train(args):
     schedulers = {"actor_scheduler": actor_scheduler, "critic_scheduler": critic_scheduler}
     run.start(agent=agent, buffer=buffer, alpha_optimizer=alpha_optimizer, **optimizers, **schedulers)
 
-    updates = num_updates(run.step, args)  # of the critics, so far
-    envs, obs, reset_rows, rng = run.new_envs()  # reset_rows: these steps only reset
+    updates = num_updates(run.step, args)  # so far
+    envs, obs, reset_rows, rng = run.new_envs()
     noise = np.zeros((args.num_envs, agent.action_dimensions))
     discounted = np.zeros(args.num_envs)  # over each episode so far: sum_i gamma^(t-i) r_i
     while not run.is_finished():
@@ -1264,9 +1264,6 @@ def main():
         line = " ".join(str(error).split())
         tqdm.write(f"{sys.argv[0]}: {''.join(filter(str.isprintable, line))}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # of `python ppo.py | head -1`: nobody reads any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit("\nstopped: a training goes on from its last checkpoint, if any, with --resume RUN_DIR")
 

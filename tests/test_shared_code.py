@@ -17,22 +17,22 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (70000, 549),
+    "ppo.py": (69800, 549),
     "ddpg_td3.py": (65500, 468),
-    "dqn.py": (61200, 387),
-    "es.py": (62400, 378),
-    "maddpg_matd3.py": (79100, 623),
-    "mappo.py": (87700, 699),
-    "ppo_ddp.py": (79200, 607),
-    "ppo_masked.py": (71850, 551),
-    "ppo_rnd.py": (74650, 636),
-    "ppod.py": (93500, 864),
-    "qlearning.py": (52600, 297),
-    "rainbow.py": (77250, 674),
-    "reinforce.py": (50450, 299),
-    "sac.py": (67650, 512),
+    "dqn.py": (61050, 387),
+    "es.py": (62300, 378),
+    "maddpg_matd3.py": (78900, 623),
+    "mappo.py": (87550, 699),
+    "ppo_ddp.py": (79100, 607),
+    "ppo_masked.py": (71700, 551),
+    "ppo_rnd.py": (74500, 636),
+    "ppod.py": (93300, 864),
+    "qlearning.py": (52450, 297),
+    "rainbow.py": (77050, 674),
+    "reinforce.py": (50250, 299),
+    "sac.py": (67100, 509),
 }
-RUN_CHARACTERS = 26_000
+RUN_CHARACTERS = 25_800
 
 DRIFTS_PPO = '''@functools.cache
 def drifts(x):
