@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for CartPole. A given flag wins."""
 
     # algorithm
     population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise

@@ -63,7 +63,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others. A given flag wins."""
 
     # algorithm
     algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given

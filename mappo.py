@@ -61,7 +61,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others. A given flag wins."""
 
     # algorithm
     share_policy: bool = True  # all agents share one policy; otherwise each has its own

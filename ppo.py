@@ -54,7 +54,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for CartPole. A given flag wins."""
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)

@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For Taxi and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for Taxi. A given flag wins."""
 
     # algorithm
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad

@@ -62,7 +62,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For MultiRoom and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for MultiRoom. A given flag wins."""
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate

@@ -65,7 +65,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For DoorKey and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for DoorKey. A given flag wins."""
 
     # demonstrations
     rho: float = 0.1  # probability that a slot replays a reward demo next

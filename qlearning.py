@@ -58,7 +58,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For CliffWalking and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for CliffWalking. A given flag wins."""
 
     # algorithm
     algorithm: Literal["q-learning", "sarsa", "expected-sarsa", "double-q"] = "q-learning"

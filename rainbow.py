@@ -65,7 +65,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for CartPole. A given flag wins."""
 
     # the six improvements and their settings
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both

@@ -57,7 +57,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for CartPole. A given flag wins."""
 
     # algorithm
     baseline: Literal["none", "value"] = "value"  # what is subtracted from returns; value: a critic

@@ -64,7 +64,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For Pendulum-v1 and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for Pendulum-v1. A given flag wins."""
 
     # algorithm
     alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
