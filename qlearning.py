@@ -530,7 +530,7 @@ def draw_grid(figure, agent, values, best):
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# Of the script it knows Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
 FREE = "total_timesteps stop_at_return eval_every eval_episodes device progress".split()  # at --resume
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
@@ -621,7 +621,7 @@ def read_config(path, given):
 
 
 def load(run_dir, model="best", *flags, **given):
-    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    """The agent saved by a run, with its settings as agent.args; `model`: best, last or a step."""
     args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
@@ -954,7 +954,7 @@ class Run:
 
 
 def main():
-    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr, exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:

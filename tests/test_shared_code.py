@@ -17,15 +17,15 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (69200, 549),
-    "ddpg_td3.py": (65000, 468),
+    "ppo.py": (69150, 549),
+    "ddpg_td3.py": (64950, 468),
     "dqn.py": (60550, 387),
-    "es.py": (61850, 378),
+    "es.py": (61800, 378),
     "maddpg_matd3.py": (78400, 623),
     "mappo.py": (87050, 699),
     "ppo_ddp.py": (78450, 607),
     "ppo_masked.py": (71050, 551),
-    "ppo_rnd.py": (73900, 636),
+    "ppo_rnd.py": (73850, 636),
     "ppod.py": (92800, 864),
     "qlearning.py": (52000, 297),
     "rainbow.py": (76550, 674),
