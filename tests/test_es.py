@@ -479,6 +479,8 @@ def test_three_processes_give_the_numbers_of_one(script, name, tmp_path, monkeyp
         return
     assert (done.returncode, len(done.stdout.splitlines()), complaints) == (0, 5 + (name == "stopped"), []), done.stderr
     together = content(script)
+    resumed = subprocess.run([*line, "--resume", "run", "--no-progress"], capture_output=True, text=True, timeout=300)
+    assert resumed.returncode == 0 and content(script) == together, resumed.stderr  # all have loaded the checkpoint
     shutil.rmtree("run")
     assert command(script, flags) == 0 and content(script) == together
 
