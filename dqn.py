@@ -55,7 +55,7 @@ from tqdm import tqdm
 
 @dataclass(kw_only=True)
 class Args:
-    """Every flag and its default. For CartPole and others, TUNED (below) replaces some; a given flag wins."""
+    """Every flag and its default; TUNED (below) has others, as for CartPole. A given flag wins."""
 
     # algorithm
     double: bool = True  # double DQN: Q chooses the next action, Q' evaluates it; else Q' does both
@@ -625,7 +625,7 @@ def choose_device(args, image=False):
     device = automatic if args.device == "auto" else args.device
     try:
         torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except Exception as error:
         raise UserError(f"no device {device}: {error}") from error
     return device
 
@@ -671,9 +671,9 @@ def make_replay_buffer(args, envs, agent):
 
 
 # ===== run: the same in every script ==============================================================
-# What it knows of the script: Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
+# Of the script it knows Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-FREE = "stop_at_return eval_every eval_episodes device progress total_timesteps".split()  # at --resume
+FREE = "total_timesteps stop_at_return eval_every eval_episodes device progress".split()  # at --resume
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency hidden_sizes
 critic_hidden_sizes""".split()  # from 1
@@ -716,12 +716,9 @@ def tuned(*flags, **given):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
-    fixed = {*vars(args)} - {*ONLY_FLAGS, *FREE}
-    if any(getattr(defaults, name) for name in SCHEDULED):
-        fixed.add("total_timesteps")
-    for name in sorted(fixed) if args.resume else []:
-        kept = getattr(defaults, name)
-        if getattr(args, name) != kept:
+    free = FREE[1:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
+    for name, kept in vars(defaults).items() if args.resume else []:
+        if getattr(args, name) != kept and name not in free:
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
     return args
 
@@ -760,12 +757,12 @@ def read_config(path, given):
         if script != Path(__file__).stem:
             raise TypeError(f"it is from {script}.py")
         return Args(**saved | {name: getattr(given, name) for name in ONLY_FLAGS})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except Exception as error:  # as in read_parts
         raise UserError(f"{path} is missing, damaged or foreign: {error}") from error
 
 
 def load(run_dir, model="best", *flags, **given):
-    """The agent saved by a run, with its settings as agent.args; `model` is best, last or a step."""
+    """The agent saved by a run, with its settings as agent.args; `model`: best, last or a step."""
     args = tuned(*flags, **{"evaluate": str(run_dir), "model": str(model)} | given)
     envs = make_envs(args, 1)
     agent = make_agent(args, envs)
@@ -852,7 +849,6 @@ class Run:
         self.saved = "step seconds num_episodes episodes metrics evaluations".split()
         self.logged = {}  # since the last row of metrics.csv
         self.largest = {}  # absolute observation, reward, …
-        self.hints = []  # those printed last
         self.checkpoint_step = 0  # of the last checkpoint
         self.eval_every = args.eval_every or math.ceil(args.total_timesteps / 10)
         tenth = min(args.total_timesteps // 10, 50_000)
@@ -915,10 +911,11 @@ class Run:
         obs, _ = self.envs.reset(seed=int(rng.integers(2**31)))
         manual_seed(int(rng.integers(2**31)))
         self.check_finite(observation=obs)
-        self.returns = np.zeros(self.envs.num_envs)  # of the episodes under way
-        self.lengths = np.zeros(self.envs.num_envs, int)
-        self.has_ended = np.zeros(self.envs.num_envs, bool)  # whether an episode ended since
-        return self.envs, obs, np.zeros(self.envs.num_envs, bool), rng
+        n = self.envs.num_envs
+        self.returns = np.zeros(n)  # of the episodes under way
+        self.lengths = np.zeros(n, int)
+        self.has_ended = np.zeros(n, bool)  # whether an episode ended since
+        return self.envs, obs, np.zeros(n, bool), rng
 
     def count(self, obs, rewards, dones, reset_rows):
         """Count a step of all environments, arrays (N, …). UserError on NaN or infinity."""
@@ -947,8 +944,7 @@ class Run:
                 continue
             largest = np.max(np.abs(value), initial=0)
             if not largest < 3.4e38:
-                where = f"{self.args.env_id}, after step {self.step}"
-                raise UserError(f"{where}: {name} is NaN or infinite")
+                raise UserError(f"{self.args.env_id}, after step {self.step}: {name} is NaN or infinite")
             self.largest[name] = max(largest, self.largest.get(name, 0))
 
     def check_alone(self):
@@ -997,9 +993,9 @@ class Run:
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
-            if self.args.env_id not in TUNED:
-                self.give_hints()
         if evaluates:
+            if self.args.env_id not in TUNED and not self.evaluations["step"]:
+                self.give_hints()
             self.write_evaluation()
         finished = self.is_finished()  # an evaluation may have finished it
         if saves or finished:
@@ -1012,22 +1008,17 @@ class Run:
         return saves and not finished
 
     def give_hints(self):
-        """Print, once each, what is noticed too late in an environment without tuned settings."""
+        """Print what is noticed too late in an environment without tuned settings."""
         is_off = lambda flag: not getattr(self.args, flag, True)
         high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
-        hints = []
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
-            hints.append("observations go beyond ±100: try --normalize-obs")
+            tqdm.write("observations go beyond ±100: try --normalize-obs")
         if self.largest.get("reward", 0) > 100 and is_off("normalize_reward"):
-            hints.append("rewards go beyond ±100: try --normalize-reward")
+            tqdm.write("rewards go beyond ±100: try --normalize-reward")
         if 10 < np.max(high) < 1e30:
-            hints.append("actions in [-1, 1] are mapped to bounds beyond ±10")
-        if self.checkpoint_step == 0 and not self.has_ended.all() and self.remaining() < 0.9:
-            hints.append("no checkpoint before every environment has ended an episode: see --max-episode-steps")
-        for hint in hints:
-            if hint not in self.hints:
-                tqdm.write(hint)
-        self.hints = hints
+            tqdm.write("actions in [-1, 1] are mapped to bounds beyond ±10")
+        if not self.has_ended.all():
+            tqdm.write("no checkpoint before every environment has ended an episode: see --max-episode-steps")
 
     def write_evaluation(self):
         """Evaluate; save the weights in models/ as STEP, and as best if none were better."""
@@ -1097,15 +1088,14 @@ class Run:
         seconds = time.monotonic() - self.begun
         summary = {"global_step": self.step, "seconds": seconds, "run_dir": self.dir.as_posix(), **last}
         write_file(self.dir / "summary.json", lambda file: file.write(json.dumps(summary).encode()))
-        curve = f"{self.dir.as_posix()}/learning_curve.png"
         if self.step < self.args.total_timesteps:
             print(f"stopped after {self.step:,} steps: stop_at_return {self.args.stop_at_return:g} is reached")
-        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {curve}")
+        print(f"last evaluation: {summary['eval_return_mean']:.1f}   curve: {summary['run_dir']}/learning_curve.png")
         return summary
 
 
 def main():
-    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr and exit code 2."""
+    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr, exit code 2."""
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:

@@ -605,7 +605,7 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--num-envs 3 --num-steps 3 --num-minibatches 4": "must be at most num_envs * (num_steps // 2)"}
-    refused |= {"--num-steps 1": "num_steps must be at least 2", "--device cuda:99": "cuda:99"}
+    refused |= {"--num-steps 1": "num_minibatches must be at most", "--device cuda:99": "cuda:99"}
     refused |= {"--init-std 0": "init_std must be more than 0"}
     refused |= {"--num-envs 4 --num-steps 4 --num-minibatches 5": "with norm_adv half of that"}
     check_refused(script, refused, tmp_path, monkeypatch, capsys)

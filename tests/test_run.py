@@ -551,8 +551,8 @@ HINTS = {  # flags: the words of the hint, if there is one
 
 
 @catches(
-    "Run.give_hints, over and over: if hint not in self.hints: -> if True:",
-    "Run.write_what_is_due, unasked: if self.args.env_id not in TUNED: -> if True:",
+    'Run.write_what_is_due, over and over: TUNED and not self.evaluations["step"]: -> TUNED:',
+    "Run.write_what_is_due, unasked: if self.args.env_id not in TUNED and -> if",
 )
 def test_hints(script, capsys):
     """Where nobody has tuned, a run says so, and says once what is noticed too late; elsewhere it does not."""
