@@ -68,6 +68,7 @@ class Args:
 
     # algorithm
     alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
+    policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; the paper: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
@@ -77,7 +78,7 @@ class Args:
     batch_size: int = 256  # transitions per update
     learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
-    gradient_steps: int = 1  # updates of critics, actor and alpha per round
+    gradient_steps: int = 1  # updates of the critics per round
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): independent, or lasting (ou)
@@ -497,8 +498,10 @@ def train(args):
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
-            run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
-            actor_scheduler.step()
+            if updates % args.policy_frequency == 0:  # delayed as in TD3; n at once: as many as of the critics
+                for _ in range(args.policy_frequency):
+                    run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
+                    actor_scheduler.step()
 
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()

@@ -34,7 +34,7 @@ SUITES = {  # script: (environments, changes)
     ),
     "sac": (
         ["CartPole swing-up", "Double pendulum"],
-        ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--train-frequency 2", "--gradient-steps 2",
+        ["--critic-learning-rate 1e-3", "--actor-learning-rate 1e-3", "--train-frequency 2", "--policy-frequency 1",
          "--normalize-obs", "--normalize-reward", "--gamma 0.98", "--tau 0.01", "--batch-size 128"],
     ),
 }  # fmt: skip

@@ -148,7 +148,7 @@ def test_an_update(script):
     With alpha fixed at 0.2: y = 1 + 0.5 (4.761594 + 0.2 * 0.176377) = 3.398435, and -0.105481 + 1.879095 is the loss.
     """
     numbers_of = lambda network: flat(network).tolist()
-    settings = {"gamma": 0.5, "tau": 0.25}
+    settings = {"policy_frequency": 1, "gamma": 0.5, "tau": 0.25}
     settings |= {"actor_learning_rate": 0.1, "critic_learning_rate": 0.01}
     for alpha, y, actor_loss, log_alpha in (
         (None, 3.468986, 1.351688, -0.01),
@@ -206,8 +206,8 @@ COMMON |= {"checkpoint_every": 20}
 TRAININGS = [
     {"normalize_obs": True, "anneal_lr": True, "gradient_steps": 2, "train_frequency": 3, "noise": "ou",
      "exploration_noise": 0.53, "max_grad_norm": 0.05, "normalize_reward": True},
-    {"alpha": 0.3, "hidden_sizes": ()},
-    {"learning_starts": 0, "train_frequency": 2, "num_envs": 3},
+    {"alpha": 0.3, "policy_frequency": 1, "hidden_sizes": ()},
+    {"policy_frequency": 3, "learning_starts": 0, "train_frequency": 2, "num_envs": 3},
 ]  # fmt: skip
 
 
@@ -230,9 +230,10 @@ def slow_training(number):
     "train, actor's rate not annealed: actor_scheduler.step() -> 0",
     "update_critics, gradients not shortened: args.max_grad_norm) -> 1e9)",
     "update_actor_and_alpha, gradients not shortened: args.max_grad_norm) -> 1e9)",
+    "train, no delay: updates % args.policy_frequency == 0 -> True",
+    "train, delayed and not made up for: in range(args.policy_frequency) -> in range(1)",
     "train, targets wait: polyak(agent.target_critics, agent.critics, args.tau) -> "
-    "updates % 2 or polyak(agent.target_critics, agent.critics, args.tau)",
-    "train, the actor waits: run.log(**update_actor -> updates % 2 or run.log(**update_actor",
+    "updates % args.policy_frequency or polyak(agent.target_critics, agent.critics, args.tau)",
     "train, noise begins anew in each step: next_noise(noise, -> next_noise(0 * noise,",
     "train, next observations twice: buffer.add(obs, -> buffer.add(next_obs,",
     "train, overwritten by the next step: obs.copy() -> obs",
@@ -322,7 +323,7 @@ def test_small_worlds_are_learnt(script, end, value):
 @pytest.mark.slow
 def test_entropy_reaches_its_target(script):
     """alpha is learnt until the entropy is -1; uniform actions would have log 2 = 0.69."""
-    settings = {"hidden_sizes": (8,), "batch_size": 32, "learning_starts": 50, "gamma": 0.0}
+    settings = {"hidden_sizes": (8,), "batch_size": 32, "learning_starts": 50, "policy_frequency": 1, "gamma": 0.0}
     settings |= {"actor_learning_rate": 2e-2, "critic_learning_rate": 2e-2, "total_timesteps": 1200}
     run = rehearse(script, lambda: Aim(), **settings)
     close(np.mean(run.all_logged["entropy"][-300:]), -1.0, atol=0.3)

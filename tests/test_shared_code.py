@@ -30,7 +30,7 @@ BUDGETS = {  # at most: characters of the whole file, lines of the story
     "qlearning.py": (52000, 297),
     "rainbow.py": (76550, 674),
     "reinforce.py": (49750, 299),
-    "sac.py": (66600, 509),
+    "sac.py": (66850, 512),
 }
 RUN_CHARACTERS = 25_350
 

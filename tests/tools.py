@@ -270,11 +270,10 @@ def check_cnns(script, shape):
     """An update of the critics moves their CNNs and not the actor's; one of the actor its own and not the critics'."""
     pictures = torch.randint(0, 256, (2, 4, *shape), dtype=torch.uint8)
     batch = script.Transitions(pictures[0], torch.zeros(4, 2), torch.ones(4), pictures[1], torch.zeros(4) > 0)
-    for actor_rate, critic_rate, moving in ((0.0, 1e-3, "critics"), (1e-3, 0.0, "actor")):
+    for frequency, rate, moving in ((2, 1e-3, "critics"), (1, 0.0, "actor")):
         agent = new_agent(script, spaces.Box(0, 255, shape, np.uint8))
         before = copy.deepcopy(agent)
-        rates = {"actor_learning_rate": actor_rate, "critic_learning_rate": critic_rate}
-        learn(script, agent, [batch] * 2, buffer_size=3, **rates)  # the second update of TD3's is the actor's first
+        learn(script, agent, [batch], policy_frequency=frequency, buffer_size=3, critic_learning_rate=rate)
         for name in ("actor", "critics"):
             pairs = zip(getattr(agent, name).parameters(), getattr(before, name).parameters(), strict=True)
             assert all(torch.equal(p, q) == (name != moving) for p, q in pairs)
@@ -288,7 +287,7 @@ def check_modes(script):
     for name, network in (("actor", agent.actor), ("critic", agent.critics[0])):
         note = lambda network, *_, name=name: calls.add((name, network.training, torch.is_grad_enabled()))
         network.register_forward_hook(note)
-    learn(script, agent, [row_of_one(script)] * 3)
+    learn(script, agent, [row_of_one(script)] * 2, policy_frequency=1)
     assert calls == {("actor", True, True), ("actor", False, False), ("critic", True, True)}
 
 

@@ -56,15 +56,16 @@ def train(args):
         figures["value_mean"].append(torch.cat(values).mean().item())
         for slow, fast in zip(targets.parameters(), critics.parameters()):
             slow.data = args.tau * fast.data + (1 - args.tau) * slow.data
-        new_a, log_prob = draw(o, rng.standard_normal((args.batch_size, 2), np.float32))
-        loss = (log_alpha.exp().detach() * log_prob - torch.min(*q(critics, o, new_a))).mean()
-        descend(actor_adam, loss, left * args.actor_learning_rate, args.max_grad_norm)
-        figures["actor_loss"].append(loss.item())
-        figures["entropy"].append(-log_prob.mean().item())
-        if args.alpha is None:
-            log_alpha.grad = -log_alpha.exp().detach() * (log_prob.detach() - 2).mean()
-            alpha_adam.step()
-        figures["alpha"].append(log_alpha.exp().item())
+        for _ in range(args.policy_frequency if number % args.policy_frequency == 0 else 0):
+            new_a, log_prob = draw(o, rng.standard_normal((args.batch_size, 2), np.float32))
+            loss = (log_alpha.exp().detach() * log_prob - torch.min(*q(critics, o, new_a))).mean()
+            descend(actor_adam, loss, left * args.actor_learning_rate, args.max_grad_norm)
+            figures["actor_loss"].append(loss.item())
+            figures["entropy"].append(-log_prob.mean().item())
+            if args.alpha is None:
+                log_alpha.grad = -log_alpha.exp().detach() * (log_prob.detach() - 2).mean()
+                alpha_adam.step()
+            figures["alpha"].append(log_alpha.exp().item())
 
     returns = play_slowly(args, lambda obs, noise: draw(obs, noise)[0].detach().numpy(), update)
     return figures, [flat(network) for network in (actor, critics, targets)], returns
