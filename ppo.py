@@ -1161,16 +1161,17 @@ class Run:
         evaluates = is_due(self.eval_every, max(self.evaluations["step"], default=0))
         saves = is_due(self.checkpoint_every, self.checkpoint_step)
         saves = saves and (finished or self.has_ended.all())  # lets long episodes end
-        if evaluates or saves or is_due(self.args.total_timesteps / 200, max(self.metrics["step"], default=0)):
+        last_row = max(self.metrics["step"], default=0)
+        if evaluates or saves or is_due(self.args.total_timesteps / 200, last_row):
             self.check_alone()
             mean = self.mean_return()
             means = {name: float(sum(values) / len(values)) for name, values in self.logged.items()}
             self.add_row("metrics", dict(return_mean=mean, episodes=self.num_episodes, **means))
             self.bar.set_postfix_str(f"mean return {mean:.1f}", refresh=False)
             self.logged = {}
-        if evaluates:
-            if self.args.env_id not in TUNED and not self.evaluations["step"]:
+            if self.args.env_id not in TUNED and last_row < self.args.total_timesteps / 10 <= self.step:
                 self.give_hints()
+        if evaluates:
             self.write_evaluation()
         finished = self.is_finished()  # an evaluation may have finished it
         if saves or finished:
@@ -1183,7 +1184,7 @@ class Run:
         return saves and not finished
 
     def give_hints(self):
-        """Print what is noticed too late in an environment without tuned settings."""
+        """After a tenth of the run, print what is noticed too late where nothing is tuned."""
         is_off = lambda flag: not getattr(self.args, flag, True)
         high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):

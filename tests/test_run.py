@@ -551,7 +551,8 @@ HINTS = {  # flags: the words of the hint, if there is one
 
 
 @catches(
-    'Run.write_what_is_due, over and over: TUNED and not self.evaluations["step"]: -> TUNED:',
+    "Run.write_what_is_due, over and over: last_row < self.args.total_timesteps / 10 <= -> 0 <",
+    "Run.write_what_is_due, too early: last_row < self.args.total_timesteps / 10 <= self.step -> last_row == 0",
     "Run.write_what_is_due, unasked: if self.args.env_id not in TUNED and -> if",
 )
 def test_hints(script, capsys):
@@ -563,6 +564,9 @@ def test_hints(script, capsys):
         out = capsys.readouterr().out
         words, count = words or "beyond", int(words is not None)
         assert "docs/settings.md" in out and out.count(words) == count, (flags, out)
+    shutil.rmtree("run")  # an evaluation before an episode has ended says nothing
+    assert command(script, f"{SHORT} --env-id Wide-v0 --total-timesteps 800 --eval-every 5") == 0
+    assert "no checkpoint before" not in capsys.readouterr().out
     shutil.rmtree("run")
     tuned = {"Wide-v0": {"ent_coef": 0.0}}
     with mock.patch.object(script, "TUNED", tuned):
