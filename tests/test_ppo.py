@@ -383,16 +383,14 @@ def test_actions(script):
     "Agent.__init__, first policy not uniform: outputs, gain=0.01 -> outputs, gain=1.0",
     "Agent.__init__, deviation for its logarithm: math.log(args.init_std) -> args.init_std",
     "Agent.features, not normalised: obs if self.obs_stats is None -> obs if True",
-    "Agent.__init__, bytes normalised: normalize_obs and observation_space.dtype != np.uint8 -> normalize_obs",
     "NatureCNN.forward, not scaled: images / 255 -> images / 1.0",
     "RunningMeanStd, not saved: zeros(shape, dtype=torch.float64) -> zeros(shape).double(), persistent=False",
 )
 def test_networks(script):
     """Layers are orthogonal with gains sqrt 2, in the end 0.01 and 1; both networks see normalised observations, as
-    loaded weights do, but bytes as they are; images with channels first and last are the same to the CNN, scaled to
-    [0, 1]. A Box's first actions have the deviation init_std.
+    loaded weights do; images with channels first and last are the same to the CNN, scaled to [0, 1]. A Box's first
+    actions have the deviation init_std.
     """
-    assert make_agent(script, observation_space=spaces.Box(0, 255, (7, 7, 20), np.uint8)).obs_stats is None
     close(script.Agent(THREE, ACTIONS["Box"][0], script.Args(init_std=0.37)).log_std.exp(), [0.37, 0.37])
     envs = SimpleNamespace(single_observation_space=THREE, single_action_space=spaces.Discrete(3))
     given = {"hidden_sizes": (8, 5), "critic_hidden_sizes": (7,), "normalize_obs": True}
