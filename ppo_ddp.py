@@ -92,7 +92,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor (vectors only), as --hidden-sizes 64 64
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
-    normalize_obs: bool = True  # by their running mean and standard deviation; never bytes (images, MiniGrid)
+    normalize_obs: bool = True  # by their running mean and standard deviation; never images
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
@@ -193,7 +193,7 @@ class Agent(nn.Module):
             self.action_scale, self.action_bias = scale_and_bias(action_space)
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
-        normalizes = args.normalize_obs and observation_space.dtype != np.uint8  # rare bytes would be huge
+        normalizes = args.normalize_obs and not self.image  # images are always scaled to [0, 1]
         self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 

@@ -886,7 +886,7 @@ TUNED = {
     "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
         "sample_actions": True, "update_epochs": 8, "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002,
-        "total_timesteps": 1_000_000,
+        "normalize_obs": False, "total_timesteps": 1_000_000,
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": SHORT_ROLLOUTS | {
