@@ -14,10 +14,10 @@ the target y, and gradient ascent on J improves mu:
     y = r + gamma (1 - terminated) Q'(s', mu'(s'))   (arXiv 1509.02971, algorithm 1)
     L(Q) = E[ (Q(s, a) - y)^2 ],   J(mu) = E[ Q(s, mu(s)) ]
 
-In L, y is a constant. The target networks Q' and mu' follow Q and mu slowly. If Q overrates an
-action, mu learns to take it, and y passes the error on. TD3 adds three tricks against that: noise
-on mu'(s') blurs narrow peaks of Q', y uses the lower value of two critics, and the actor and the
-target networks are updated less often than the critics.
+In L, no gradient flows through y. The target networks Q' and mu' follow Q and mu slowly. If Q
+overrates an action, mu learns to take it, and y passes the error on. TD3 adds three tricks against
+that: noise on mu'(s') blurs narrow peaks of Q', y uses the lower value of two critics, and the
+actor and the target networks are updated less often than the critics.
 
     python ddpg_td3.py                                # Pendulum-v1 with TD3, a minute
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
@@ -76,10 +76,10 @@ class Args:
     batch_size: int = 256  # transitions per update
     learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
-    gradient_steps: int = 2  # critic updates per round; the papers: 1, which takes more environment steps
+    gradient_steps: int = 2  # critic updates per round; the papers: 1, which needs more steps for the same return
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
-    noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or lasting noise (ou)
+    noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or noise that lasts (ou)
     exploration_noise: float = 0.1  # standard deviation of each step's draw; 1 is half an action's range
     ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation grows to 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
