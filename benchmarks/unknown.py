@@ -145,16 +145,16 @@ def train_peer(script, name, seed, steps, _):
 SIDES = {"ours": train_ours, "peer": train_peer, "random": play_random}
 
 
-def confirm(script, name, steps):
+def confirm(script, name, steps, flags):
     """Whether the text that was measured and today's train alike; if so, the entry holds for today's as well."""
-    key = f"{script} {name}, ours"
+    key = f"{script} {name}, ours {flags}".strip()
     entry, stamped = read("unknown")[key], stamp(f"{script}.py", ENVIRONMENTS[name][1])
     if entry["text"] == stamped["text"]:
         return True
     runs = []
     for folder in (script_at(entry["commit"], ""), ROOT):
         command = [sys.executable, __file__, script, "--names", name, "--one", "ours", "--steps", steps]
-        printed, _ = call(*command, "--scripts", folder)
+        printed, _ = call(*command, f"--flags={flags}", "--scripts", folder)
         runs.append(json.loads(printed.split("FIGURES")[1])["last"])
     same = all(runs[0][column] == runs[1][column] for column in runs[0].keys() & runs[1].keys())
     if same:
@@ -189,9 +189,9 @@ def main():
         return
     names = [name for name in args.names if ENVIRONMENTS[name][0] in kinds]
     names = [name for name in names if args.half in (None, "choosing" if name in CHOOSING else "reporting")]
-    measured = [name for name in names if f"{args.script} {name}, ours" in read("unknown")]
+    measured = [name for name in names if f"{args.script} {name}, ours {args.flags}".strip() in read("unknown")]
     for name in measured if args.confirm else []:
-        print(name, "the same" if confirm(args.script, name, args.confirm) else "another", flush=True)
+        print(name, "the same" if confirm(args.script, name, args.confirm, args.flags) else "another", flush=True)
     args.seeds = [] if args.confirm else args.seeds
     for seed, name, side in [(seed, name, side) for seed in args.seeds for name in names for side in args.sides]:
         key = f"{args.script} {name}, {side}"
