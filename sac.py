@@ -18,7 +18,7 @@ J(pi), a is drawn from pi(.|s):
     L(Q) = E[ sum_k (Q_k(s, a) - y)^2 ]
     J(pi) = E[ alpha log pi(a|s) - min_k Q_k(s, a) ]   (arXiv 1812.05905, eqs. 2, 3, 5, 9)
 
-(The paper halves the squares.) In L, y is a constant. In J, a = tanh(mean + sigma noise) is
+(The paper halves the squares.) In L, no gradient flows through y. In J, a = tanh(mean + sigma noise) is
 reparameterised: the gradient reaches pi through log pi(a|s) and through Q_k(s, a). k = 1 or 2 is the
 critic's number; the lower of two values is overestimated less (clipped double Q-learning). The target
 networks Q' follow Q slowly, so that y is stable. Descent on
