@@ -537,9 +537,9 @@ def policy_loss(log_ratios, advantages, clip_coef):
     return -torch.min(ratios * advantages, clipped * advantages).mean()
 
 
-def normalize(advantages, epsilon=1e-8):
-    """Advantages (B,): mean 0, then divided by their (population) deviation + epsilon."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + epsilon)
+def normalize(advantages):
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
 def approximate_kl(log_ratios):

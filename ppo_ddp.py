@@ -82,7 +82,6 @@ class Args:
     rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/pi_old that weights a TD error
     c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that cuts the trace; no larger than rho_clip
     norm_adv: bool = True  # normalise advantages over each minibatch
-    adv_epsilon: float = 0.1  # added to their deviation: before any reward, noise stays small
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
@@ -466,16 +465,16 @@ def value_loss(values, old_values, returns, clip_coef=None):
     return 0.5 * errors.mean()
 
 
-def normalize_over_all(advantages, epsilon):
-    """As ppo.py's normalize, over the batches (B,) of all processes together: mean, population deviation."""
+def normalize_over_all(advantages):
+    """Zero mean and unit (population) deviation over the batches (B,) of all processes together."""
     if not distributed.is_initialized():
-        return (advantages - advantages.mean()) / (advantages.std(correction=0) + epsilon)
+        return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     x = advantages.double()  # else the difference of squares is inexact
     sums = torch.stack([torch.ones_like(x), x, x**2]).sum(dim=1)  # B, sum of x, sum of x²
     add_up(sums)
     mean = sums[1] / sums[0]
     variance = sums[2] / sums[0] - mean**2
-    return ((x - mean) / (variance.clamp(min=0).sqrt() + epsilon)).to(advantages.dtype)
+    return ((x - mean) / (variance.clamp(min=0).sqrt() + 1e-8)).to(advantages.dtype)
 
 
 normalize = normalize_over_all  # what ppo_loss means by it
@@ -496,7 +495,7 @@ def ppo_loss(agent, batch, args):
     """
     log_probs, entropies, values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
-    advantages = normalize(batch.advantages, args.adv_epsilon) if args.norm_adv else batch.advantages
+    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
@@ -623,34 +622,33 @@ VECTOR_MODE = None  # the environment's own vector version, if it has one
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them.
-KNOWN = {"anneal_lr": True, "adv_epsilon": 1e-8}  # how long to train; that rewards come soon
 AS_THEY_ARE = {"normalize_obs": False, "normalize_reward": False}
-LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "update_epochs": 4, "learning_rate": 1e-3, **KNOWN,
+LUNAR_LANDER = {"num_envs": 16, "num_steps": 512, "update_epochs": 4, "learning_rate": 1e-3, "anneal_lr": True,
                 "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01, "total_timesteps": 990_000}  # fmt: skip
-MUJOCO = {"num_envs": 1, "num_steps": 2048, **KNOWN, "ent_coef": 0.0, "total_timesteps": 1_000_000}
+MUJOCO = {"num_envs": 1, "num_steps": 2048, "anneal_lr": True, "ent_coef": 0.0, "total_timesteps": 1_000_000}
 ATARI = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4,
-         **KNOWN, "clip_coef": 0.1, "ent_coef": 0.01, "clip_reward": True,
+         "anneal_lr": True, "clip_coef": 0.1, "ent_coef": 0.01, "clip_reward": True,
          "total_timesteps": 10_000_000} | AS_THEY_ARE  # fmt: skip
 MINIGRID = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 5e-4,
-            **KNOWN, "ent_coef": 0.01, "total_timesteps": 200_000}  # fmt: skip
+            "anneal_lr": True, "ent_coef": 0.01, "total_timesteps": 200_000}  # fmt: skip
 TUNED = {
     # confirmed with several seeds: benchmarks/results/ppo_scores.json
     "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "update_epochs": 4, "learning_rate": 2e-3,
-                    **KNOWN, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
+                    "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
                     "total_timesteps": 147_000} | AS_THEY_ARE,
-    "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, **KNOWN,
+    "Acrobot-v1": {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3, "anneal_lr": True,
                    "gae_lambda": 0.94, "ent_coef": 0.0, "total_timesteps": 998_000},
     "MountainCar-v0": {"num_envs": 16, "num_steps": 64, "num_minibatches": 8, "update_epochs": 8,
-                       "learning_rate": 2e-3, **KNOWN, "gae_lambda": 0.98, "ent_coef": 0.0,
+                       "learning_rate": 2e-3, "anneal_lr": True, "gae_lambda": 0.98, "ent_coef": 0.0,
                        "total_timesteps": 998_000},
-    "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, **KNOWN,
+    "Pendulum-v1": {"num_envs": 8, "num_steps": 256, "num_minibatches": 16, "learning_rate": 1e-3, "anneal_lr": True,
                     "gamma": 0.9, "ent_coef": 0.0, "total_timesteps": 500_000} | AS_THEY_ARE,
     "MountainCarContinuous-v0": {"num_envs": 8, "num_steps": 128, "num_minibatches": 8, "learning_rate": 1e-3,
-                                 **KNOWN, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
+                                 "anneal_lr": True, "gamma": 0.9999, "gae_lambda": 0.9, "ent_coef": 0.00429,
                                  "total_timesteps": 100_000},
     "LunarLander-v3": LUNAR_LANDER,
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "init_std": 0.37, "total_timesteps": 1_500_000},
-    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, **KNOWN, "gamma": 0.999, "ent_coef": 0.0,
+    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
                          "total_timesteps": 3_000_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},

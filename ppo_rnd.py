@@ -73,7 +73,7 @@ class Args:
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
-    extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv their ratio matters
+    extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv only the ratio matters
     intrinsic_coef: float = 1.0  # weight of intrinsic advantages; at 0, its critic and the predictor still learn
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
@@ -82,7 +82,6 @@ class Args:
     predictor_share: float = 0.25  # part of a minibatch that trains the predictor; less: novelty fades more slowly
     random_steps: int = 100  # steps of random play in each environment, for RND's first statistics of observations
     norm_adv: bool = True  # normalise advantages over each minibatch
-    adv_epsilon: float = 0.1  # added to their deviation: before any reward, noise stays small
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value losses as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
@@ -541,9 +540,9 @@ def value_loss(values, old_values, returns, clip_coef=None):
     return 0.5 * errors.mean()
 
 
-def normalize(advantages, epsilon=1e-8):
-    """Advantages (B,): mean 0, then divided by their (population) deviation + epsilon."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + epsilon)
+def normalize(advantages):
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
 def approximate_kl(log_ratios):
@@ -558,7 +557,7 @@ def curious_loss(agent, batch, args):
     """(loss, metrics to log) of a Batch: policy, entropy and both critics, but not the predictor."""
     log_probs, entropies, values, intrinsic_values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
-    advantages = normalize(batch.advantages, args.adv_epsilon) if args.norm_adv else batch.advantages
+    advantages = normalize(batch.advantages) if args.norm_adv else batch.advantages
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
     v_loss = value_loss(values, batch.old_values, batch.returns, clip_vloss)
@@ -653,7 +652,7 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them.
 SHORT_ROLLOUTS = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "anneal_lr": True,
-                  "adv_epsilon": 1e-8, "ent_coef": 0.01, "normalize_obs": False, "normalize_reward": False}  # fmt: skip
+                  "ent_coef": 0.01, "normalize_obs": False, "normalize_reward": False}  # fmt: skip
 MULTI_ROOM = {"num_envs": 16, "num_minibatches": 8, "learning_rate": 1e-3, "total_timesteps": 400_000}
 TUNED = {
     "MiniGrid-MultiRoom-N4-S5-v1": SHORT_ROLLOUTS | MULTI_ROOM,  # confirmed: docs/ppo_rnd.md has the scores

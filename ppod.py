@@ -97,7 +97,6 @@ class Args:
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
     norm_adv: bool = True  # normalise advantages over each minibatch
-    adv_epsilon: float = 0.1  # added to their deviation: before any reward, noise stays small
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
     clip_vloss_coef: float = 0.2  # values may move this far before their loss is clipped
@@ -754,9 +753,9 @@ def value_loss(values, old_values, returns, clip_coef=None):
     return 0.5 * errors.mean()
 
 
-def normalize(advantages, epsilon=1e-8):
-    """Advantages (B,): mean 0, then divided by their (population) deviation + epsilon."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + epsilon)
+def normalize(advantages):
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
 def approximate_kl(log_ratios):
@@ -779,7 +778,7 @@ def sequence_loss(agent, batch, args):
     log_ratios = (log_probs - batch.old_log_probs)[trained]
     advantages = batch.advantages[trained]
     if args.norm_adv:
-        advantages = normalize(advantages, args.adv_epsilon)
+        advantages = normalize(advantages)
     clip_vloss = args.clip_vloss_coef if args.clip_vloss else None
     pg_loss = policy_loss(log_ratios, advantages, args.clip_coef)
     v_loss = value_loss(values[trained], batch.old_values[trained], batch.returns[trained], clip_vloss)
@@ -882,7 +881,7 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 # Tuned settings per environment; flags win over them. docs/ppod.md has the evidence for them.
 DEMOS = Path(__file__).parent / "demos"
 SHORT_ROLLOUTS = {"recurrent": False, "num_envs": 16, "num_steps": 128, "num_minibatches": 8, "update_epochs": 4,
-                  "learning_rate": 1e-3, "anneal_lr": True, "adv_epsilon": 1e-8, "normalize_reward": False}  # fmt: skip
+                  "learning_rate": 1e-3, "anneal_lr": True, "normalize_reward": False}  # fmt: skip
 TUNED = {
     "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,

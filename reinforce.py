@@ -216,9 +216,9 @@ def policy_gradient_loss(log_probs, advantages):
     return -(log_probs * advantages).mean()
 
 
-def normalize(advantages, epsilon=1e-8):
-    """Advantages (B,): mean 0, then divided by their (population) deviation + epsilon."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + epsilon)
+def normalize(advantages):
+    """Advantages (B,) with zero mean and unit (population) standard deviation."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
 def actor_critic_loss(agent, obs, actions, returns, args):

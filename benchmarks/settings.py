@@ -38,7 +38,7 @@ SUITES = {  # script: (environments, changes)
          "--normalize-obs", "--normalize-reward", "--gamma 0.98", "--tau 0.01", "--batch-size 128"],
     ),
 }  # fmt: skip
-BASE = {"ppo": "--adv-epsilon 1e-8", "dqn": "--no-normalize-reward"}  # flags of all runs of a script
+BASE = {"dqn": "--no-normalize-reward"}  # flags of all runs of a script
 
 
 def draw():

@@ -61,7 +61,7 @@ def test_advantages(script):
     (16 + 4 + 0 + 4 + 16) / 5 = 8, their deviation 2.8284. So 1 becomes (1 - 5) / 2.8284 = -1.4142.
     """
     rows = [[1.0, 3.0], [5.0, 7.0, 9.0]]
-    parts = Threads(2).run(script, lambda rank: script.normalize(torch.tensor(rows[rank]), 1e-8))
+    parts = Threads(2).run(script, lambda rank: script.normalize(torch.tensor(rows[rank])))
     close(torch.cat(parts), [-1.4142, -0.7071, 0, 0.7071, 1.4142], atol=1e-4)
 
 

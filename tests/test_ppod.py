@@ -529,8 +529,7 @@ TRAININGS = [
     "np.zeros_like(self.reset_rows)",
     "sequence_loss, state of the last step of a chunk: batch.states[0] -> batch.states[-1]",
     "sequence_loss, reset rows learnt: trained = ~batch.reset_rows -> trained = batch.reset_rows | True",
-    "sequence_loss, reset rows in the mean: (advantages, args.adv_epsilon) -> "
-    "(batch.advantages, args.adv_epsilon)[trained]",
+    "sequence_loss, reset rows in the mean: normalize(advantages) -> normalize(batch.advantages)[trained]",
     "sequence_loss, replays in the figures: [~batch.replayed[trained]] -> ",
     "sequence_loss, entropy of reset rows: entropies[trained].mean() -> entropies.mean()",
     "sequence_loss, entropy punished: - args.ent_coef * entropy -> + args.ent_coef * entropy",

@@ -17,19 +17,19 @@ FILES = [
 ]
 each_script = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 BUDGETS = {  # at most: characters of the whole file, lines of the story
-    "ppo.py": (69350, 550),
+    "ppo.py": (69250, 549),
     "ddpg_td3.py": (65050, 468),
     "dqn.py": (60600, 387),
     "es.py": (61900, 378),
     "maddpg_matd3.py": (78450, 623),
     "mappo.py": (87100, 699),
-    "ppo_ddp.py": (78650, 608),
-    "ppo_masked.py": (71300, 552),
-    "ppo_rnd.py": (74100, 637),
-    "ppod.py": (93050, 865),
+    "ppo_ddp.py": (78500, 607),
+    "ppo_masked.py": (71100, 551),
+    "ppo_rnd.py": (73950, 636),
+    "ppod.py": (92850, 864),
     "qlearning.py": (52050, 297),
     "rainbow.py": (76600, 674),
-    "reinforce.py": (49850, 299),
+    "reinforce.py": (49800, 299),
     "sac.py": (66950, 512),
 }
 RUN_CHARACTERS = 25_400

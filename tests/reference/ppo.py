@@ -25,7 +25,7 @@ def textbook_loss(pi, values, batch, args, norm_adv, own):
     log_probs, advantages, eps = log_prob(pi, batch.actions), batch.advantages, args.clip_coef
     ratios = (log_probs - batch.old_log_probs).exp()
     if norm_adv:
-        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + args.adv_epsilon)
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     near = torch.where(advantages > 0, ratios.clamp(max=1 + eps), ratios.clamp(min=1 - eps))
     errors = (values - batch.returns) ** 2
     if args.clip_vloss:
