@@ -92,10 +92,7 @@ class Story:
             return self.settings(node.left) | self.settings(node.right)
         if isinstance(node, ast.Name):
             return self.settings(self.definitions[node.id][0].value)
-        found = {}
-        for key, value in zip(node.keys, node.values):  # no key: **SETTINGS
-            found |= {key.value: value} if key else self.settings(value)
-        return found
+        return {key.value: value for key, value in zip(node.keys, node.values)}
 
     def reach(self, name):
         """The number of a definition. The first time, its code becomes one of the parts."""
