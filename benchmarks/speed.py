@@ -80,9 +80,9 @@ model = DQN("CnnPolicy", make_envs(1), train_freq=4, gradient_steps=1, batch_siz
 ROLLOUT = "--num-steps 128 --num-minibatches 4 --update-epochs 4 --learning-rate 2.5e-4 --gamma 0.99 --gae-lambda 0.95"
 ROLLOUT += " --ent-coef 0.01"
 REPLAY = "--env-id Pendulum-v1 --hidden-sizes 256 256 --batch-size 256 --learning-starts 256 --gamma 0.99"
-DQN_FLAGS = "--num-envs 1 --train-frequency 4 --gradient-steps 1 --batch-size 64 --no-double --hidden-sizes 64 64"
-DQN_FLAGS += " --learning-starts 1000 --buffer-size 10000 --learning-rate 2.5e-4 --no-anneal-lr --tau 1"
-DQN_FLAGS += " --target-network-frequency 500 --exploration-fraction 0.5 --no-normalize-obs"
+DQN_FLAGS = "--env-id CartPole-v1 --num-envs 1 --train-frequency 4 --gradient-steps 1 --batch-size 64 --no-double"
+DQN_FLAGS += " --hidden-sizes 64 64 --learning-starts 1000 --buffer-size 10000 --learning-rate 2.5e-4 --no-anneal-lr"
+DQN_FLAGS += " --tau 1 --target-network-frequency 500 --exploration-fraction 0.5 --no-normalize-obs"
 PIXELS = "--env-id MiniGrid-DoorKey-5x5-v0"
 PIXELS += " --wrappers minigrid.wrappers.RGBImgPartialObsWrapper minigrid.wrappers.ImgObsWrapper"
 PPO_PIXELS = f"{PIXELS} --num-envs 8 --num-steps 128 --num-minibatches 4 --update-epochs 4"
@@ -90,7 +90,7 @@ PPO_PIXELS += " --learning-rate 5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0
 DQN_PIXELS = f"{PIXELS} --num-envs 1 --train-frequency 4 --batch-size 32 --no-double --learning-starts 200"
 DQN_PIXELS += " --buffer-size 10000 --no-anneal-lr --target-network-frequency 500 --exploration-fraction 0.5"
 PAIRS = {  # name: (script, flags, steps to leave out, steps to time, the peer's code)
-    "PPO": ("ppo", f"--num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO),
+    "PPO": ("ppo", f"--env-id CartPole-v1 --num-envs 4 {ROLLOUT}", 8_192, 60_000, PPO),
     "DQN": ("dqn", DQN_FLAGS, 2_000, 10_000, DQN),
     "TD3": ("ddpg_td3", f"{REPLAY} --exploration-noise 0.1", 400, 2_000, TD3),
     "SAC": ("sac", REPLAY, 400, 1_500, SAC),
@@ -150,7 +150,7 @@ def main():
             printed, _ = call(interpreter("peer", args.venv), "-c", HEAD.format(threads=threads) + code + tail)
             pairs.append((ours(script, flags, warm_up, steps, threads), float(printed.split("RATE")[1])))
         ratios = [mine / other for mine, other in pairs]
-        entry = stamp(f"{script}.py") | {
+        entry = stamp(f"{script}.py", flags.split()[1]) | {
             "ratios": [round(ratio, 3) for ratio in ratios],
             "ours": [round(mine) for mine, _ in pairs],
             "other": [round(other) for _, other in pairs],
