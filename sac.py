@@ -530,15 +530,15 @@ manual_seed = torch.manual_seed  # seeds torch, for dropout
 SMALL = {"hidden_sizes": (64, 64), "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 # Lasting noise (ou), about twice as wide as pi, tries whole landings and strides. With independent
 # draws from pi, a lander often learns to hover.
-WIDE = {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
-        "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
+WIDE = SMALL | {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8, "gradient_steps": 8, "noise": "ou",
+                "tau": 0.01, "learning_starts": 10_000, "anneal_lr": True}  # fmt: skip
 TUNED = {
     "Pendulum-v1": SMALL | {"gamma": 0.98, "total_timesteps": 20_000},
     "MountainCarContinuous-v0": SMALL | {"noise": "ou", "exploration_noise": 0.53, "learning_starts": 0, "tau": 0.01,
                                          "train_frequency": 32, "gradient_steps": 16, "anneal_lr": True,
                                          "total_timesteps": 50_000},
-    "LunarLanderContinuous-v3": WIDE | {"actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3,
-                                        "total_timesteps": 150_000},
+    "LunarLanderContinuous-v3": WIDE | {"total_timesteps": 150_000, "eval_every": 10_000, "eval_episodes": 50,
+                                        "stop_at_return": 260.0},
     "BipedalWalker-v3": WIDE | {"actor_learning_rate": 7.3e-4, "critic_learning_rate": 7.3e-4,
                                 "total_timesteps": 300_000},
     "HalfCheetah-v5": {"critic_learning_rate": 1e-3, "learning_starts": 5_000},
