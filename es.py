@@ -7,23 +7,23 @@
 # ///
 """Evolution strategies (OpenAI-ES) and augmented random search (ARS), all of it, in this one file.
 
-Nothing is backpropagated. A generation is a population of N candidates, and each candidate is the
-parameters theta plus noise. It plays an episode, or several. Its fitness F is its mean return or, by
-default, the rank of this return among all candidates. Then theta moves towards the noise of those
-that did well:
+Nothing is backpropagated. A generation is a population of N candidates. Candidate i has the
+parameters theta plus noise, theta + sigma eps_i. It plays an episode, or several. Its fitness F_i is
+its mean return or, by default, the rank of this return among all candidates. Then theta moves towards
+the noise of those that did well, with the learning rate alpha:
 
     theta <- theta + alpha / (N sigma) sum_i F_i eps_i   (arXiv 1703.03864, alg. 1)
 
-Candidate i is theta + sigma eps_i. The noise comes in antithetic pairs, eps and -eps. All candidates
-play side by side, each in its own environment. Several processes can share the work: they draw the
-noise from the same seeds, so none sends it (alg. 2). By default, Adam replaces the plain step.
+The noise comes in antithetic pairs, eps and -eps. All candidates play side by side, each in its own
+environment. Several processes can share the work: they draw the noise from the same seeds, so none
+sends it (alg. 2). By default, Adam replaces the plain step.
 
     python es.py                                            # CartPole-v1, half a minute
     python es.py --env-id LunarLander-v3 --ars              # augmented random search instead
     torchrun --nproc-per-node 4 es.py --env-id Pendulum-v1  # four processes share the work
 
 Papers: OpenAI-ES arXiv 1703.03864, ARS arXiv 1803.07055. The algorithm ends at "# ===== helpers";
-the code below it makes environments, connects processes and keeps the run folder.
+below it are theta's first values, the optimizer, environments, processes and the run folder.
 """
 
 import ast
@@ -73,7 +73,7 @@ class Args:
     learning_rate: float = 0.05  # alpha, the step size of theta
     weight_decay: float = 0.0  # pulls theta towards zero: this * theta is subtracted from the gradient
     ars: bool = False  # augmented random search (V2), with its own defaults
-    top_directions: int | None = None  # ARS: learn only from the best directions, b of them; None: all
+    top_directions: int | None = None  # ARS: learn only from the b best pairs of candidates; None: from all
     action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: standard deviation before tanh
     hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: one linear layer
     normalize_obs: bool = True  # by mean and standard deviation over all earlier generations
@@ -229,7 +229,7 @@ def shape_fitness(returns, fitness="centered-rank", elite=1.0):
 def es_gradient(fitnesses, noise, sigma):
     """An estimate g (D,) of the gradient of E[F], from fitnesses (N,) of eps and -eps in turn.
 
-        g = 1 / (N sigma) sum_i F_i eps_i   (arXiv 1703.03864, section 2)
+        g = 1 / (N sigma) sum_i F_i eps_i   (arXiv 1703.03864, algorithm 1)
 
     `noise` (N / 2, D) has each eps once: a pair adds (F^+ - F^-) eps.
     """
@@ -238,13 +238,13 @@ def es_gradient(fitnesses, noise, sigma):
 
 
 def ars_gradient(returns, noise, top_directions=None):
-    """The step g (D,) of ARS, from raw returns (N,) of delta and -delta in turn.
+    """The direction g (D,) in which ARS moves theta, from raw returns (N,) of delta and -delta in turn.
 
         g = 1 / (b sigma_R) sum_k (r_k^+ - r_k^-) delta_k   (arXiv 1803.07055, algorithm 2)
 
     The sum is over the b directions k with the highest max(r_k^+, r_k^-), which are rows delta_k of
     `noise` (N / 2, D). sigma_R is the standard deviation of the 2b returns used. The paper's N counts
-    directions; here N counts candidates, two for each.
+    directions; here N counts candidates.
     """
     pairs = returns.reshape(-1, 2)
     top = np.argsort(-pairs.max(1), kind="stable")[:top_directions]
@@ -283,7 +283,7 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
     Returns a dict: `returns`, `true_returns` (before the user's wrappers change rewards) and `steps`,
     each (n,), and the sums `seen` for ObservationStats (n, 3, inputs). `numbers` (n,) are the
     candidates' indices in the whole population. `seeds`, one for each pair of the population,
-    determine first states and action noise. Nothing counts after the end of a candidate's episode.
+    seed the environments and the action noise. Nothing counts after the end of a candidate's episode.
     """
     layers = policy.layers(candidates)
     rng = np.random.default_rng(seeds)  # of action noise; from all seeds: the same in every process
@@ -307,8 +307,8 @@ def play_candidates(policy, candidates, numbers, envs, seeds, args, run):
         playing &= ~(terminated | truncated)
         if not playing.any():
             break
-    true = true_returns(envs, args, returns)
-    return {"returns": returns, "true_returns": true, "steps": steps, "seen": seen}
+    before_wrappers = true_returns(envs, args, returns)
+    return {"returns": returns, "true_returns": before_wrappers, "steps": steps, "seen": seen}
 
 
 def draw_action_noise(policy, rng, args):
@@ -356,7 +356,7 @@ def train(args):
     run = start_es_run(args, envs, agent=policy, optimizer=optimizer)  # --resume loads their states
 
     envs, *_ = run.new_envs()
-    set_total(run, run.num_episodes // args.population_size, args.num_generations)
+    set_total(run, run.num_episodes // args.population_size, args.num_generations)  # if resumed
     while not run.is_finished():
         generation = run.num_episodes // args.population_size  # its number: a candidate counts as an episode
         noise_seeds, episode_seeds = draw_seeds(args, generation)
@@ -391,7 +391,7 @@ write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed
 
-# Tuned settings per environment; flags win over them. A run ends with a whole generation.
+# Tuned settings per environment; flags win over them.
 ARS = {"ars": True, "hidden_sizes": (), "optimizer": "ascent", "learning_rate": 0.02, "sigma": 0.03}
 TUNED = {
     # confirmed with five seeds: benchmarks/results/es_scores.json
@@ -761,7 +761,8 @@ if __name__ == "__main__":
 # ===== run: the same in every script ==============================================================
 # Of the script it knows Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-FREE = "total_timesteps stop_at_return eval_every eval_episodes device progress".split()  # at --resume
+# Free at --resume; the first three only without a schedule:
+FREE = "total_timesteps num_episodes num_generations stop_at_return eval_every eval_episodes device progress".split()
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency hidden_sizes
 critic_hidden_sizes""".split()  # from 1
@@ -804,7 +805,7 @@ def tuned(*flags, **given):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
-    free = FREE[1:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
+    free = FREE[3:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
     for name, kept in vars(defaults).items() if args.resume else []:
         if getattr(args, name) != kept and name not in free:
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
@@ -1026,7 +1027,7 @@ class Run:
             column.append(value)
 
     def check_finite(self, **values):
-        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
+        """UserError if a value is NaN, or too large for float32."""
         for name, value in values.items():
             if np.asarray(value).dtype == np.uint8:
                 continue
@@ -1097,7 +1098,7 @@ class Run:
         return saves and not finished
 
     def give_hints(self):
-        """After a tenth of the run, print what is noticed too late where nothing is tuned."""
+        """After a tenth of the run, print what one would notice too late."""
         is_off = lambda flag: not getattr(self.args, flag, True)
         high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
@@ -1131,7 +1132,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training now makes new ones."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

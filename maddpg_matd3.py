@@ -66,7 +66,7 @@ class Args:
     """Every flag and its default; TUNED (below) has others. A given flag wins."""
 
     # algorithm
-    algorithm: Literal["matd3", "maddpg"] = "matd3"  # sets the next three flags, where they are not given
+    algorithm: Literal["matd3", "maddpg"] | None = None  # sets the next three; None: as matd3
     target_noise: float = 0.2  # standard deviation of the noise on continuous target actions; maddpg: 0
     twin_q: bool = True  # two critics; the lower of their target values counts; maddpg: False
     policy_frequency: int = 2  # critic updates per update of actors and targets; maddpg: 1
@@ -86,10 +86,10 @@ class Args:
     n_step: int = 1  # rewards summed in a target before Q' estimates the rest
     tau: float = 0.005  # in an update, target networks <- tau networks + (1 - tau) target networks
     exploration_noise: float = 0.1  # standard deviation of the noise on continuous actions (1: half their range)
-    output_penalty: float = 1e-3  # weight of the mean square of tanh's or softmax's inputs
+    output_penalty: float = 1e-3  # weight of the mean square of the actors' raw outputs
     gumbel_temperature: float = 1.0  # of the softmax that gradients of discrete actions flow through
     hidden_sizes: tuple[int, ...] = (64, 64)  # of each network's hidden layers
-    max_grad_norm: float | None = None  # longer gradients of all actors, or of all critics, are scaled down to it
+    max_grad_norm: float | None = None  # the gradient of all actors, or of all critics, is scaled down to it
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "mpe2.simple_spread_v3"  # module with a PettingZoo parallel_env, or path of such a function
@@ -131,14 +131,15 @@ class Agents(nn.Module):
 
         [ alive, 1 or 0 per agent | observations | state | available actions, 1 or 0 ]
 
+    `layout.states[i]` is agent i's own state, or all of it.
+
     Agent i's action is in [-1, 1]^A_i; a Discrete one is one-hot. A joint action holds the actions
-    of all agents: A_1 + … + A_n numbers. All else that each agent has is a list of n tensors, for
-    example actions (B, A_i).
+    of all agents: A_1 + … + A_n numbers. A list of n tensors has one for each agent, for example
+    actions (B, A_i).
 
     TD3's two estimates of Q are called twins here (MADDPG has only the first): each is a list of
-    critics; so critics[0] is Q_1 of all agents. EP (environment-provided) and FP are names from arXiv
-    2103.01955, section 5.2, where FP is feature-pruned; here nothing is: FP is the agent's own
-    observation and the state, which the paper calls AS (agent-specific).
+    critics; so critics[0] is Q_1 of all agents. EP and FP are names from arXiv 2103.01955, section 5.2;
+    but what is FP here is called AS (agent-specific) there.
 
         --state-type          EP                    FP
         rewards and ends      one for all agents    one for each agent
@@ -184,7 +185,7 @@ class Agents(nn.Module):
         return nn.ModuleList(uniform_mlp(inputs, args.hidden_sizes, 1) for _ in range(count))
 
     def critic_inputs(self, rows):
-        """What critics see besides actions: the state (B, S) of rows (B, …).
+        """What critics see besides actions: the state (R, S) of rows (R, …).
 
         With FP (n·B, S') of rows (n·B, …): the agent's own observation, padded with zeros to the
         length of the longest one, and the state (its own, if the environment has one for each).
@@ -245,10 +246,7 @@ class Agents(nn.Module):
 
     @torch.no_grad()
     def explore(self, rows, noise, rng):
-        """Joint actions for training, an array.
-
-        Continuous ones with noise added, Discrete ones drawn from the softmax.
-        """
+        """Joint actions for training, an array: with noise added; Discrete ones drawn from the softmax."""
         actions, _ = self.choose(self.actors, torch.as_tensor(rows, device=self.device), rng)
         joint = torch.cat(actions, dim=1)
         if not self.discrete:
@@ -262,8 +260,8 @@ class Agents(nn.Module):
         actions = []
         for available in self.views(torch.as_tensor(rows))[1]:
             # The largest of independent random numbers is equally likely to be any of them.
-            lots = np.where(available, rng.random(available.shape), -1)
-            actions.append(np.eye(available.shape[1])[lots.argmax(1)])
+            draws = np.where(available, rng.random(available.shape), -1)
+            actions.append(np.eye(available.shape[1])[draws.argmax(1)])
         return np.hstack(actions)
 
     @torch.no_grad()
@@ -275,7 +273,7 @@ class Agents(nn.Module):
         return self.to_env(torch.cat(actions, dim=1).cpu().numpy())
 
     def to_env(self, actions):
-        """Joint actions as the environment takes them, with [-1, 1] as the bounds of each Box."""
+        """Joint actions as the environment takes them: [-1, 1] becomes the bounds of each Box."""
         taken = []
         ends = np.cumsum(self.action_sizes)
         for space, action in zip(self.action_spaces, np.split(actions, ends[:-1], axis=1)):
@@ -314,7 +312,7 @@ OffPolicyBatch = namedtuple(
     "OffPolicyBatch",
     "rows actions took_part "  # (B, …); joint actions (B, A_1 + … + A_n); (B, n): False for the dead
     "rewards terminated "  # (G·B,): sum over a window; whether the window ends by termination
-    "next_rows gammas",  # (G·B, …): the row after the window; (G·B,): gamma^k, the factor of Q'
+    "next_rows discounts",  # (G·B, …): the row after the window; (G·B,): gamma^k, the factor of Q'
 )
 STORED = "rows actions took_part rewards terminated dones next_rows".split()  # see insert
 
@@ -322,9 +320,9 @@ STORED = "rows actions took_part rewards terminated dones next_rows".split()  # 
 class OffPolicyBuffer:
     """The last `capacity` steps of N environments, first in, first out, in host memory.
 
-    Slot t·N + e is step t of environment e. Each environment writes into its own ring of T steps, at
-    its own position, because steps that only reset it (those after an episode's end) are not stored.
-    With n_step = 3:
+    Slot t·N + e is position t in the ring of environment e. Each environment has its own ring of T
+    steps, because steps that only reset it (those after an episode's end) are not stored. With N = 2
+    and n_step = 3:
 
         slot   0  2  4  6    environment 0: its episode ends in slot 2; slot 6 is its newest
         slot   1  3  5  7    environment 1: its episode ends in slot 5
@@ -353,10 +351,9 @@ class OffPolicyBuffer:
     def insert(self, rows, actions, took_part, rewards, terminated, dones, next_rows):
         """Store one step of those environments in which any agent took part.
 
-        took_part is (N, n): in a reset row, all of it is False. rewards, terminated and dones are
-        (N, G). `dones`: this step is the last of the episode (FP: the agent's last, or it is dead);
-        `terminated`: it ended by termination, not by truncation. next_rows belong to the same
-        episode, even at its end.
+        took_part is (N, n), all False in a step that only resets. rewards, terminated and dones are (N, G).
+        `dones`: this step is the last of the episode (FP: the agent's last, or it is dead); `terminated`:
+        it ended by termination, not by truncation. next_rows belong to the same episode, even at its end.
         """
         envs = np.flatnonzero(took_part.any(1))
         t = self.positions[envs]
@@ -408,7 +405,7 @@ class OffPolicyBuffer:
             rewards=rewards.ravel(),
             terminated=self.terminated[last, e, g].ravel(),
             next_rows=self.next_rows[last, e].reshape(last.size, -1),
-            gammas=discounts.ravel(),
+            discounts=discounts.ravel(),
         )
         return OffPolicyBatch(*[torch.as_tensor(field, device=device) for field in batch])
 
@@ -513,7 +510,7 @@ def matd3_targets(agents, batch, args, rng):
         joint = smoothed(joint, noise, args.noise_clip)
     # TD3, trick 2: clipped double Q. critic_targets takes the lower value of two twins (MADDPG: one).
     next_values = torch.stack([agents.values(twin, batch.next_rows, joint) for twin in agents.target_critics])
-    return critic_targets(batch.rewards, next_values, batch.terminated, batch.gammas)
+    return critic_targets(batch.rewards, next_values, batch.terminated, batch.discounts)
 
 
 def critics_loss(agents, batch, targets):
@@ -634,8 +631,9 @@ write_state = torch.save
 read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
-# The three settings in which MATD3 and MADDPG differ. Those of --algorithm win over TUNED.
+# Where MATD3 and MADDPG differ; this wins over TUNED.
 ALGORITHMS = {
+    None: {},
     "matd3": {"target_noise": 0.2, "twin_q": True, "policy_frequency": 2},
     "maddpg": {"target_noise": 0.0, "twin_q": False, "policy_frequency": 1},
 }
@@ -652,7 +650,10 @@ tuned_settings = lambda args: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algor
 
 
 def make_agents(args, envs):
-    """Untrained Agents for these environments. UserError if they cannot handle a space."""
+    """Untrained Agents for these environments. UserError for unsuitable spaces and flags."""
+    named = ALGORITHMS[args.algorithm]
+    if named and all(getattr(args, name) != value for name, value in named.items()):
+        raise UserError(f"--config is not of --algorithm {args.algorithm}: give {', '.join(named)} as well")
     action_spaces = envs.single_action_space.spaces
     layout = envs.metadata["layout"]
     all_discrete = all(isinstance(space, spaces.Discrete) for space in action_spaces)
@@ -1017,8 +1018,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
                 env = gym.wrappers.TimeLimit(env, args.max_episode_steps)
             return gym.wrappers.RecordVideo(env, str(video)) if video else env
 
-        in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
-        vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
+        vector_env = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
     except MISTYPED as error:
         raise_mistyped(error, args)
@@ -1047,7 +1047,8 @@ def set_threads(image):
 # ===== run: the same in every script ==============================================================
 # Of the script it knows Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-FREE = "total_timesteps stop_at_return eval_every eval_episodes device progress".split()  # at --resume
+# Free at --resume; the first three only without a schedule:
+FREE = "total_timesteps num_episodes num_generations stop_at_return eval_every eval_episodes device progress".split()
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency hidden_sizes
 critic_hidden_sizes""".split()  # from 1
@@ -1090,7 +1091,7 @@ def tuned(*flags, **given):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
-    free = FREE[1:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
+    free = FREE[3:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
     for name, kept in vars(defaults).items() if args.resume else []:
         if getattr(args, name) != kept and name not in free:
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
@@ -1312,7 +1313,7 @@ class Run:
             column.append(value)
 
     def check_finite(self, **values):
-        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
+        """UserError if a value is NaN, or too large for float32."""
         for name, value in values.items():
             if np.asarray(value).dtype == np.uint8:
                 continue
@@ -1383,7 +1384,7 @@ class Run:
         return saves and not finished
 
     def give_hints(self):
-        """After a tenth of the run, print what is noticed too late where nothing is tuned."""
+        """After a tenth of the run, print what one would notice too late."""
         is_off = lambda flag: not getattr(self.args, flag, True)
         high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
@@ -1417,7 +1418,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training now makes new ones."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

@@ -7,7 +7,7 @@
 # ///
 """Multi-agent PPO (MAPPO) and its sequential sibling HAPPO, all of it, in this one file.
 
-A team of n agents shares one reward, the sum of theirs. Each agent acts only on its own observation
+A team of n agents shares one reward, the sum of the agents' own. Each agent acts only on its own observation
 o^i. During training, one critic V sees the state s of the whole team. Every agent does PPO, with its
 own ratio r^i, but with one advantage A for all: that of the team's return. (With --state-type FP each
 agent has its own estimate of A; with --agent-rewards as well, its own rewards.) A is normalised,
@@ -17,8 +17,8 @@ policies learn nothing from agents that have left the episode, and entropy is re
     r^i = pi(a^i|o^i) / pi_old(a^i|o^i)
 
 HAPPO updates separate policies one after the other, in random order. For the next policy, the
-normalised A is multiplied by the ratios r^j of all policies j updated before it: it learns what pays
-with these teammates as they are now (arXiv 2109.11251).
+normalised A is multiplied by the ratios r^j of all policies j updated before it: so this policy learns
+what pays with its teammates as they are now (arXiv 2109.11251).
 
     python mappo.py                                 # three agents spread over three landmarks
     python mappo.py --env-id mpe2.simple_speaker_listener_v4 --happo --no-share-policy
@@ -78,10 +78,10 @@ class Args:
     num_minibatches: int = 8  # parts of a rollout, one gradient step each
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
-    gae_lambda: float = 0.95  # 0 trusts the critic, 1 the rewards alone (return minus value)
+    gae_lambda: float = 0.95  # 0: advantages rely most on the critic, 1: most on the rewards
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their running mean and standard deviation
-    clip_vloss: bool = True  # clip the value loss as well
+    clip_vloss: bool = True  # clip how far values move in the loss as well
     clip_vloss_coef: float = 0.2  # values may move this far; with value_norm, in normalised units
     huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
     ent_coef: float = 0.01  # weight of the entropy bonus
@@ -140,8 +140,8 @@ class TeamNetwork(nn.Module):
         """(outputs (L, S, outputs), rnn_states (L + 1, S, H)) for x (L, S, inputs).
 
         rnn_states[t] are the GRU's states before step t; `first` (S, H) are those before step 0.
-        reset_rows (L, S) marks the rows that only reset an environment. Such a row holds the final
-        observation and still gets its episode's state; the next row gets zeros.
+        reset_rows (L, S) marks the rows that only reset an environment (see TeamBuffer). Such a row
+        holds the final observation and still gets its episode's state; the next row gets zeros.
         """
         if not self.recurrent:
             return self.mlp(x), first.expand(len(x) + 1, *first.shape)
@@ -180,7 +180,7 @@ class AgentPolicy(nn.Module):
     def logits_or_means(self, obs, rnn_states, reset_rows, available_actions):
         """(outputs (L, S, outputs), rnn_states) of TeamNetwork; logits of unavailable actions are -1e9.
 
-        `available_actions` is (L, S, outputs), or (L, S, 0) if the environment has no masks.
+        `available_actions` is (L, S, outputs), or (L, S, 0) if the agents have no masks.
         """
         outputs, rnn_states = self.network(obs, rnn_states, reset_rows)
         if available_actions.shape[-1] > 0:
@@ -279,12 +279,12 @@ class Team(nn.Module):
     def share_obs(self, team_rows):
         """What the critic sees of team_rows (L, N, …): (L, N, size), or with FP (L, N·n, size).
 
-        EP (environment-provided) is the state: the environment's own, or else all observations side
-        by side (CL in arXiv 2103.01955, section 5.2). FP has for each agent its own observation, padded
-        with zeros, and the state (its own state, if the environment has one for each agent). The paper
-        calls this AS (agent-specific); its FP (feature-pruned) leaves out what is there twice. Without
-        --agent-rewards a dead agent has zeros (death masking; in the paper, with the agent's number):
-        its value is then what its team still gets.
+        EP (environment-provided) is the state: the environment's own (if it has one for each agent, all
+        of them side by side), or else all observations (CL in arXiv 2103.01955, section 5.2). FP has for
+        each agent its own observation, padded with zeros, and the state (its own, if the environment has
+        one for each agent). The paper calls this AS (agent-specific); its FP (feature-pruned) leaves out
+        what is there twice. Without --agent-rewards a dead agent has zeros (death masking; in the paper,
+        with the agent's number): its value is then what its team still gets.
         """
         if self.args.state_type == "EP":
             return team_rows[..., self.layout.state]
@@ -405,7 +405,7 @@ class TeamBuffer:
         row_size = team.layout.available[-1].stop
         self.args = args
         self.alive = team.layout.alive
-        self.team_rows = np.zeros((T + 1, N, row_size), np.float32)  # the last: after step T
+        self.team_rows = np.zeros((T + 1, N, row_size), np.float32)  # row T: after the last step
         self.reset_rows = np.zeros((T + 1, N), bool)
         self.actions = []  # one array per policy
         for actor, agents in zip(team.actors, team.followers):
@@ -486,7 +486,7 @@ class TeamBuffer:
         actions = torch.as_tensor(self.actions[k], device=team.device)
         obs, available_actions = team.views(team_rows, agents)
         observed = obs, self.rnn_states[k], reset_rows, available_actions
-        # Those of pi_old: the policy is still the one that acted. One pass for the whole rollout.
+        # These log_probs are pi_old's: no policy has been updated yet. One pass for the whole rollout.
         log_probs, _, rnn_states = actor(*observed, actions)
         self.rnn_states[k] = rnn_states[-1]  # before row T, where the next rollout begins
         alive = team_rows[..., self.alive][..., agents].flatten(1, 2)
@@ -624,7 +624,7 @@ def ratios_now(actor, steps):
 
 
 def mappo_update(team, optimizer, all_steps, args, rng, run):
-    """MAPPO: each policy learns as if the other policies stayed as they are.
+    """MAPPO: all policies learn from the same A, whatever the updates of the others have changed.
 
     arXiv 2103.01955, algorithm 1, but the critic learns afterwards.
     """
@@ -637,11 +637,11 @@ def happo_update(team, optimizer, all_steps, args, rng, run):
 
     arXiv 2109.11251, algorithm 4.
     """
-    factor = torch.ones_like(all_steps[0].advantages)  # product of the ratios so far
+    ratios = torch.ones_like(all_steps[0].advantages)  # (T, N), the product of all ratios so far
     for k in rng.permutation(len(team.actors)):
-        steps = all_steps[k]._replace(advantages=factor * all_steps[k].advantages)
+        steps = all_steps[k]._replace(advantages=ratios * all_steps[k].advantages)
         update(team.actors[k], optimizer, team_policy_loss, steps, args, rng, run)
-        factor = factor * ratios_now(team.actors[k], steps)
+        ratios = ratios * ratios_now(team.actors[k], steps)
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -651,7 +651,7 @@ def train(args):
     team = make_agent(args, envs)  # a Team: see make_team
     set_threads(image=False)
     run = Run(args, envs)
-    # One optimiser for all networks: zero_grad sets gradients to None, and a step skips those networks.
+    # One optimiser for all networks: zero_grad sets gradients to None, and a step skips networks without any.
     optimizer = torch.optim.Adam(team.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     factor = lambda _: run.remaining() if args.anneal_lr else 1.0  # multiplies the learning rate
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
@@ -1166,8 +1166,7 @@ def make_team_envs(args, num_envs, render=False, video=None):
                 env = gym.wrappers.TimeLimit(env, args.max_episode_steps)
             return gym.wrappers.RecordVideo(env, str(video)) if video else env
 
-        in_processes = args.async_envs and num_envs == args.num_envs  # evaluations too, if there are as many
-        vector_env = gym.vector.AsyncVectorEnv if in_processes else gym.vector.SyncVectorEnv
+        vector_env = gym.vector.AsyncVectorEnv if args.async_envs else gym.vector.SyncVectorEnv
         return vector_env([make_env] * num_envs)
     except MISTYPED as error:
         raise_mistyped(error, args)
@@ -1235,7 +1234,8 @@ make_agent = make_team  # as the run section calls it
 # ===== run: the same in every script ==============================================================
 # Of the script it knows Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-FREE = "total_timesteps stop_at_return eval_every eval_episodes device progress".split()  # at --resume
+# Free at --resume; the first three only without a schedule:
+FREE = "total_timesteps num_episodes num_generations stop_at_return eval_every eval_episodes device progress".split()
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency hidden_sizes
 critic_hidden_sizes""".split()  # from 1
@@ -1278,7 +1278,7 @@ def tuned(*flags, **given):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
-    free = FREE[1:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
+    free = FREE[3:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
     for name, kept in vars(defaults).items() if args.resume else []:
         if getattr(args, name) != kept and name not in free:
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
@@ -1500,7 +1500,7 @@ class Run:
             column.append(value)
 
     def check_finite(self, **values):
-        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
+        """UserError if a value is NaN, or too large for float32."""
         for name, value in values.items():
             if np.asarray(value).dtype == np.uint8:
                 continue
@@ -1571,7 +1571,7 @@ class Run:
         return saves and not finished
 
     def give_hints(self):
-        """After a tenth of the run, print what is noticed too late where nothing is tuned."""
+        """After a tenth of the run, print what one would notice too late."""
         is_off = lambda flag: not getattr(self.args, flag, True)
         high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
@@ -1605,7 +1605,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training now makes new ones."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

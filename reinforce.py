@@ -504,7 +504,8 @@ make_agent = make_policy_agent  # as the run section calls it
 # ===== run: the same in every script ==============================================================
 # Of the script it knows Args, TUNED, CURVE, EXPLORES, SCHEDULED, ONLY_FLAGS, SAFE_IDS, SUFFIX;
 # tuned_settings, make_envs, make_agent (whose agent can act), train, manual_seed, write_state and read_state.
-FREE = "total_timesteps stop_at_return eval_every eval_episodes device progress".split()  # at --resume
+# Free at --resume; the first three only without a schedule:
+FREE = "total_timesteps num_episodes num_generations stop_at_return eval_every eval_episodes device progress".split()
 COUNTS = """total_timesteps num_envs num_steps eval_episodes max_episode_steps num_minibatches batch_size
 update_epochs train_frequency gradient_steps policy_frequency n_step target_network_frequency hidden_sizes
 critic_hidden_sizes""".split()  # from 1
@@ -547,7 +548,7 @@ def tuned(*flags, **given):
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int | float) and name not in SIGNED and not number >= least:
                 raise UserError(f"{name} must be at least {least}")
-    free = FREE[1:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
+    free = FREE[3:] if any(getattr(defaults, name) for name in SCHEDULED) else FREE
     for name, kept in vars(defaults).items() if args.resume else []:
         if getattr(args, name) != kept and name not in free:
             raise UserError(f"{name} changes how a run learns: a resumed run keeps {kept}")
@@ -769,7 +770,7 @@ class Run:
             column.append(value)
 
     def check_finite(self, **values):
-        """UserError naming environment, step and field if a value is NaN, or too large for float32."""
+        """UserError if a value is NaN, or too large for float32."""
         for name, value in values.items():
             if np.asarray(value).dtype == np.uint8:
                 continue
@@ -840,7 +841,7 @@ class Run:
         return saves and not finished
 
     def give_hints(self):
-        """After a tenth of the run, print what is noticed too late where nothing is tuned."""
+        """After a tenth of the run, print what one would notice too late."""
         is_off = lambda flag: not getattr(self.args, flag, True)
         high = getattr(getattr(self.envs, "single_action_space", None), "high", 0)
         if self.largest.get("observation", 0) > 100 and is_off("normalize_obs"):
@@ -874,7 +875,7 @@ class Run:
         write_csv(self.dir / f"{name}.csv", table)
 
     def write_checkpoint(self):
-        """Write the checkpoint. It holds no environments: training makes new ones now, as a resumed run does."""
+        """Write the checkpoint. It holds no environments: training now makes new ones."""
         self.seconds = time.monotonic() - self.begun
         write_csv(self.dir / "episodes.csv", self.episodes)
         state = {name: part.state_dict() for name, part in self.parts.items()}

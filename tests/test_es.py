@@ -617,6 +617,19 @@ def test_settings_of_the_method(script):
     assert tuned(env_id="Swimmer-v5", ars=True)["learning_rate"] == 0.4
 
 
+@catches("tuned, as many generations as before: free = FREE[3:] if any -> free = FREE[3:] if True or any")
+def test_prolonged(script, tmp_path, monkeypatch, capsys):
+    """A run of two generations, resumed with --num-generations 3, ends where one of three does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)
+    short = "--population-size 4 --eval-episodes 1 --no-progress"
+    assert command(script, f"{short} --num-generations 2 --run-dir two") == 0
+    assert command(script, "--resume two --no-progress --num-generations 3") == 0
+    assert command(script, f"{short} --num-generations 3 --run-dir three") == 0
+    two, three = (script.load(folder, "last").theta for folder in ("two", "three"))
+    assert torch.equal(two, three)
+
+
 @catches("train, weights that are not finite go on: run.check_finite(length_of_theta -> dict(length_of_theta")
 def test_refused(script, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.Run, "draw_curve", lambda run: None)

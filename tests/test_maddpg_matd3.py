@@ -83,15 +83,15 @@ def test_three_steps(script):
     fill(buffer, by_slot(1, 10, 2, 20, 3, 30, 4, 40), by_slot(0, 0, 2, 0, 0, 1, 0, 0))
     batch = buffer.get(np.arange(8))
     close(batch.rewards, [2, 27.5, 2, 35, 5, 30, 4, 40])
-    close(batch.gammas, [0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5, 0.5])
+    close(batch.discounts, [0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5, 0.5])
     close(batch.terminated, [1, 0, 1, 0, 0, 0, 0, 0])
     close(batch.next_rows[:, 0], np.array([2, 5, 2, 5, 6, 5, 6, 7]) + 0.5)
-    y = script.critic_targets(batch.rewards, torch.full((1, 8), 8.0), batch.terminated, batch.gammas)
+    y = script.critic_targets(batch.rewards, torch.full((1, 8), 8.0), batch.terminated, batch.discounts)
     close(y, [2, 28.5, 2, 37, 7, 34, 8, 44])
     fill(buffer, by_slot(5, 50), by_slot(0, 0), first=4)
     batch = buffer.get(np.array([2, 3, 4, 5, 6, 7, 0, 1]))
     close(batch.rewards, [2, 35, 6.25, 30, 6.5, 65, 5, 50])
-    close(batch.gammas, [0.5, 0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5])
+    close(batch.discounts, [0.5, 0.25, 0.125, 0.5, 0.25, 0.25, 0.5, 0.5])
     close(batch.next_rows[:, 0], [2.5, 5.5, 8.5, 5.5, 8.5, 9.5, 8.5, 9.5])
 
 
@@ -113,7 +113,7 @@ def test_each_agent_has_a_window(script):
     fill(buffer, [[[1, 1]], [[0, 2]], [[0, 3]]], ends, took_part)
     batch = buffer.get(np.arange(3))
     close(batch.rewards, [1, 0, 0, 2, 3.5, 3])
-    close(batch.gammas, [0.5, 0.5, 0.5, 0.25, 0.25, 0.5])
+    close(batch.discounts, [0.5, 0.5, 0.5, 0.25, 0.25, 0.5])
     close(batch.terminated, [0, 0, 0, 0, 1, 1])
     close(batch.next_rows[:, 0], [0.5, 1.5, 2.5, 1.5, 2.5, 2.5])
 
@@ -201,7 +201,7 @@ def set_weights(network, weight, bias):
 
 @catches(
     "matd3_targets, no target actors: agents.choose(agents.target_actors -> agents.choose(agents.actors",
-    "matd3_targets, gamma whatever the window: batch.gammas -> args.gamma",
+    "matd3_targets, gamma whatever the window: batch.discounts -> args.gamma",
     "actors_loss, others do what they would now: batch.actions.split(agents.action_sizes, dim=1) -> own",
     "actors_loss, downhill: return -valid_mean(values -> return valid_mean(values",
     "critics_loss, not squared: (values - targets) ** 2 -> (values - targets).abs()",
@@ -327,7 +327,7 @@ def test_buffers_equal_lists_that_forget(script, seed, N, n, n_step, FP):
             close(torch.cat([batch.rows, batch.actions, batch.took_part], 1)[0], [x, -x, -x, *steps[k].took_part])
             for g in range(G):
                 total, discount, last = reference.window(steps[k:], g, n_step, 0.5)
-                found = batch.rewards[g], batch.gammas[g], batch.next_rows[g, 0], batch.terminated[g]
+                found = batch.rewards[g], batch.discounts[g], batch.next_rows[g, 0], batch.terminated[g]
                 close(found, [total, discount, last.x + 0.5, last.terminated[g]])
 
 
@@ -526,12 +526,17 @@ RUN += "--total-timesteps 100 --checkpoint-every 30 --eval-every 60 --max-episod
 @catches(
     'train, an optimiser is not saved: , "critic_optimizer": critic_optimizer} -> }',
     "train, updates begin anew: updates = num_updates(run.step, args) -> updates = 0",
+    "make_agents, the other algorithm's --config: if named and all( -> if named and not any(",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
-    """A run goes on after a kill as if nothing had happened; --evaluate plays its best weights."""
+    """A run goes on after a kill as if nothing had happened; --evaluate plays its best weights. As --config it has
+    MATD3's three settings: --algorithm maddpg alone is refused.
+    """
     kill_and_resume(script, RUN, 50, monkeypatch, tmp_path)
     assert command(script, "--evaluate run --eval-episodes 2") == 0
     assert "best weights: -" in capsys.readouterr().out
+    assert command(script, "--config run --algorithm maddpg") == 2
+    assert "give target_noise, twin_q, policy_frequency as well" in capsys.readouterr().err
 
 
 @catches(

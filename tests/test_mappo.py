@@ -287,7 +287,7 @@ def test_only_active_rows_count(script):
     close(script.explained_variance(steps), 1 - 1 / 4)
 
 
-@catches("happo_update, the last ratio alone: factor * ratios_now -> ratios_now")
+@catches("happo_update, the last ratio alone: ratios * ratios_now -> ratios_now")
 def test_happo_hands_on_the_product_of_ratios(script):
     """Updates move three policies by ratios of 2, 3 and 5. In the order 1, 2, 0 they learn from A, 3 A and 15 A."""
     learned, steps = [], script.PolicySteps(*[torch.ones(1, 1)] * 8)
@@ -494,7 +494,7 @@ def weights_by_definition(name):
 @catches(
     "train, ends forgotten: reset_rows = terminated | truncated -> reset_rows = terminated",
     "TeamBuffer.critic_steps, not denormalised: if team.value_norm is None else -> if True else",
-    "happo_update, M not handed on: factor = factor * ratios_now(team.actors[k], steps) -> pass",
+    "happo_update, M not handed on: ratios = ratios * ratios_now(team.actors[k], steps) -> pass",
     "train, the last observation is forgotten: buffer.team_rows[-1] = team_rows -> pass",
     "train, targets not normalised: team.value_norm.normalize(critic_steps.returns) -> critic_steps.returns",
     "update, gradients add up: optimizer.zero_grad() -> pass",
@@ -518,7 +518,7 @@ def test_training_equals_its_definition(script):
     "TeamBuffer.critic_steps, another environment: on_device(self.rewards) -> on_device(self.rewards).roll(1, 1)",
     "TeamBuffer.critic_steps, values kept denormalised: values=outputs[:-1] -> values=v[:-1]",
     "TeamBuffer.critic_steps, last row not denormalised: v[1:], -> torch.cat([v[1:-1], outputs[-1:]]),",
-    "happo_update, M forgotten: advantages=factor * all -> advantages=all",
+    "happo_update, M forgotten: advantages=ratios * all -> advantages=all",
     "happo_update, always the same order: rng.permutation(len(team.actors)) -> range(len(team.actors))",
     "ratios_now, upside down: log_probs - steps.log_probs -> steps.log_probs - log_probs",
     "ratios_now, of the dead as well: .masked_fill(~steps.active, 0) -> ",
