@@ -251,9 +251,9 @@ class Agent(nn.Module):
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
     """Discounted returns (T, N), also called rewards-to-go.
 
-        R_t = r_t + gamma R_{t+1}
+        G_t = r_t + gamma G_{t+1}
 
-    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of G_{t+1}; after a
     termination, 0 does.
     """
     next_values = next_values * ~terminated

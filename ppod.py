@@ -13,7 +13,7 @@ environment. After each episode or replay, it draws what it shows next:
 
     with probability rho                                  a reward demo,
     with probability phi v_i^alpha / sum_j v_j^alpha      value demo i, where v_i = max_t V(s_t),
-    else                                                  its environment         (arXiv 2007.03328, section 3)
+    else, or if there is none                             its environment   (arXiv 2007.03328, section 3)
 
 A replay copies a demo's steps into the rollout. The current critic gives their values; their old
 log-probability is log 1 = 0 (discrete actions). So PPO's ratio is pi <= 1: clipping never limits
@@ -106,7 +106,7 @@ class Args:
     target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
-    normalize_obs: bool = True  # by their running mean and standard deviation; never images
+    normalize_obs: bool = True  # by their running mean and standard deviation; never images or grids
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
     sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
@@ -166,12 +166,12 @@ def gaussian(mean, actions, log_std):
 
 
 class RecurrentAgent(nn.Module):
-    """Actor and critic: two linear layers on a shared trunk, behind a GRU if recurrent (arXiv 1406.1078).
+    """Actor and critic: a linear layer each, on a shared trunk. If recurrent, a GRU (arXiv 1406.1078) stands between.
 
     A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one,
     MultiDiscrete has several, MultiBinary one of two categories for each bit. Everywhere but in the
-    environment, actions are (…, D): a column for each factor or dimension. A grid such as
-    MiniGrid's goes through GridCNN first, an image through NatureCNN.
+    environment and in files, actions are (…, D): a column for each factor or dimension. A grid (MiniGrid's)
+    goes through GridCNN first, an image through NatureCNN.
 
     Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from
     step to step. After a reset row (see SequenceBuffer) an episode or a replay begins, so the state
@@ -219,7 +219,7 @@ class RecurrentAgent(nn.Module):
             self.log_std = nn.Parameter(torch.full((outputs,), math.log(args.init_std)))
         self.to(device)
         # Created after the move, so that its float64 stays on the CPU: some devices lack that type.
-        normalizes = args.normalize_obs and len(observation_space.shape) != 3  # vectors only
+        normalizes = args.normalize_obs and len(observation_space.shape) != 3  # no image, no grid
         self.obs_stats = RunningMeanStd(inputs) if normalizes else None
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
         self.begin_episodes(0)
@@ -234,7 +234,7 @@ class RecurrentAgent(nn.Module):
     def features(self, obs, reset_rows, state):
         """(features, states) of sequences obs (L, B, …) with reset_rows (L, B).
 
-        features (L, B, F) are the input of actor and critic; states (L, B, gru_size) are the GRU's
+        features (L, B, …) are the input of actor and critic; states (L, B, gru_size) are the GRU's
         after each step, zero after a reset row; `state` (B, gru_size) is the one before the first step.
         """
         x = self.trunk_output(obs.flatten(0, 1)).unflatten(0, reset_rows.shape)
@@ -264,7 +264,7 @@ class RecurrentAgent(nn.Module):
         """log mu(a|s) of a replayed action; mu is the demonstrator's policy. PPO+D takes mu = 1, so it is 0.
 
         A continuous action (not in the paper) has a density instead: mu is then the present
-        policy's density at its own mean, where it is highest. So pi/mu <= 1 at first, as for
+        policy's density at its own mean, where it is highest. So pi/mu <= 1 until it is updated, as for
         discrete actions.
         """
         if not self.continuous:
@@ -354,7 +354,7 @@ class SequenceBuffer:
 
         row  observation           reward  terminated  truncated  reset row  replayed
          0   demo, its last step   r       no          yes        no         yes
-         1   demo, the final one   0       no          no         yes        no
+         1   demo, the final obs   0       no          no         yes        no
          2   s0 of an episode      r0      no          no         no         no
 
     Here a slot replays the last step of a demo, then shows its environment. Row 1 is a reset row:
@@ -433,7 +433,7 @@ class SequenceBuffer:
         return x.unflatten(0, (-1, length)).movedim(0, 2).flatten(1, 2)
 
     def minibatches(self, num_minibatches, length, rng):
-        """Yield Sequences of `length` steps that together hold every chunk once, in random order."""
+        """Yield Sequences of `length` steps: each chunk once, in random order, but no batch of reset rows alone."""
         fields = [self.chunks(getattr(self, name), length) for name in Sequences._fields]
         order = torch.as_tensor(rng.permutation(fields[0].shape[1]), device=self.advantages.device)
         for part in order.tensor_split(num_minibatches):
@@ -637,7 +637,7 @@ class PPODBuffer:
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
-        if lowest > (self.reward_threshold or 0):  # it never falls, and a first one is above 0
+        if lowest > (self.reward_threshold or 0):  # it never falls; None: no return was above 0
             self.reward_threshold = lowest
 
     def anneal_parameters(self):
@@ -834,7 +834,7 @@ def train(args):
             reset_rows = buffer.terminated[t] | buffer.truncated[t]  # where row t ended: row t + 1 is a reset row
             run.count(obs, rewards, reset_rows & ~uncounted, uncounted)
 
-        buffer.add_log_probs_and_values(agent)  # replayed actions count as certain
+        buffer.add_log_probs_and_values(agent)  # of replayed rows: demo_log_prob
         demo_buffer.track_potential_demos(buffer)  # before rewards are scaled: demos keep them raw
         buffer.scale_rewards(agent.return_stats, args)
         buffer.compute_advantages(args)
@@ -886,7 +886,7 @@ TUNED = {
     "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
         "sample_actions": True, "update_epochs": 8, "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002,
-        "normalize_obs": False, "total_timesteps": 1_000_000,
+        "total_timesteps": 1_000_000,
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": SHORT_ROLLOUTS | {
@@ -894,8 +894,7 @@ TUNED = {
         "rho": 0.3, "phi": 0.0, "num_minibatches": 4, "hidden_sizes": (64,), "ent_coef": 0.01,
         "total_timesteps": 200_000,
     },
-    # without demonstrations, tried with one seed: where rewards are frequent, replays of own
-    # episodes do no harm
+    # without demonstrations, tried with one seed: replays of own episodes did no harm there
     "CartPole-v1": SHORT_ROLLOUTS | {
         "num_envs": 32, "num_steps": 64, "learning_rate": 2e-3, "hidden_sizes": (64, 64), "gamma": 0.98,
         "gae_lambda": 0.9, "ent_coef": 0.0, "normalize_obs": False, "total_timesteps": 147_000,

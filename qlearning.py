@@ -16,8 +16,8 @@ Q(S, A) a little towards the TD target y:
     y = R + gamma max_a Q(S', a)   (Sutton & Barto, eq. 6.8)
 
 Its relatives replace max_a Q(S', a): Sarsa by the value of the action taken next, expected Sarsa by
-the mean over actions, double Q-learning by a second table's value of the best one. The two Sarsas
-are on-policy: they learn the return of what is really played, random actions included.
+the mean over actions, double Q-learning by a second table's value of the first one's best action. The two Sarsas are
+on-policy: they learn the return of what is really played, random actions included.
 
     python qlearning.py                                      # CliffWalking-v1; see values.png in its folder
     python qlearning.py --algorithm sarsa --epsilon-min 0.1  # learns a path away from the cliff
@@ -67,7 +67,7 @@ class Args:
     gamma: float = 0.99  # discount
     epsilon_start: float = 1.0  # probability of a random action (epsilon) at the beginning
     epsilon_min: float = 0.05  # epsilon falls to this and no further
-    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode, if the next is None
+    epsilon_decay: float = 0.99  # epsilon is multiplied by this after each episode; unless the next is set
     exploration_fraction: float | None = None  # if set, epsilon falls linearly over this share of the run
     grid_size: int = 20  # Box observations: number of bins in each dimension
     grid_low: tuple[float, ...] | None = None  # lower ends of the grid; None: the space's bounds
@@ -218,7 +218,7 @@ def expected_sarsa_target(reward, discount, next_values, epsilon):
 
 
 def double_q_target(reward, discount, next_values, other_next_values):
-    """Q_1 chooses the action, Q_2 says what it is worth.
+    """Q_1 (`next_values`) chooses the action, Q_2 says what it is worth.
 
         y = R + gamma Q_2(S', argmax_a Q_1(S', a))   (Sutton & Barto, eq. 6.10)
 
@@ -282,7 +282,7 @@ def train(args):
     run.start(agent=agent)  # --resume loads its table
 
     env, rng = new_env(run)
-    set_total(run, run.num_episodes, args.num_episodes)  # of a resumed run: before an episode it does nothing
+    set_total(run, run.num_episodes, args.num_episodes)  # a resumed run has had episodes already
     while not run.is_finished():
         episode_return, length = play_episode(agent, env, run, rng, args)  # advances run.step
         (true_return,) = true_returns(run.envs, args, [episode_return])  # before wrappers changed rewards

@@ -14,7 +14,7 @@ the target network, a copy of Q that lags behind.
     --prioritized     draws transitions of large error more often        (arXiv 1511.05952)
     --dueling         Q is the state's value plus the action's advantage (arXiv 1511.06581)
     --multi-step      a target sums n rewards before it asks Q'          (arXiv 1710.02298, eq. 2)
-    --distributional  learns how likely each return is, not the mean     (arXiv 1707.06887)
+    --distributional  learns how likely returns are, not only the mean    (arXiv 1707.06887)
     --noisy           explores by noise in the weights, of learnt size   (arXiv 1706.10295)
 
 All six together: the atoms z are fixed returns, equally spaced. The network learns their
@@ -23,14 +23,14 @@ of n rewards, and a* = argmax_a Q(s_n, a). If the return from s_n is z, that fro
 
     y = R + gamma^n (1 - terminated) z
 
-So y has the probability that the target network gives to z: p'(s_n, a*). The projection Phi splits
+So y has the probability that the target network gives to this z: p'(s_n, a*). The projection Phi splits
 this probability between the two atoms around y; w is the importance weight of prioritized replay:
 
     L = E[ w KL( Phi(y, p'(s_n, a*)) || p(s_0, a_0) ) ]   (arXiv 1710.02298, "The Integrated Agent")
 
     python rainbow.py                                          # CartPole-v1, a minute or two
     python rainbow.py --no-noisy --no-distributional           # any combination
-    python rainbow.py --env-id LunarLander-v3 --capture-video  # a lander, filmed while it learns
+    python rainbow.py --env-id LunarLander-v3 --capture-video  # a lander, filmed at each evaluation
 
 Papers: Rainbow arXiv 1710.02298, and those above. The algorithm ends at "# ===== helpers".
 """
@@ -237,7 +237,7 @@ class RainbowNetwork(nn.Module):
         self.return_stats = RunningMeanStd() if args.normalize_reward else None
 
     def outputs(self, obs):
-        """Logits (B, actions, atoms) for observations (B, …); else Q (B, actions, 1)."""
+        """Logits (B, actions, atoms) for observations (B, …); without --distributional Q (B, actions, 1)."""
         if not self.image:
             obs = obs.reshape(len(obs), -1).float()
             obs = obs if self.obs_stats is None else self.obs_stats(obs)
@@ -315,7 +315,7 @@ NStepTransitions = namedtuple("NStepTransitions", "obs actions rewards next_obs 
 
 
 class NStepBuffer:
-    """The last `capacity` transitions of up to n steps, first in, first out, in CPU memory.
+    """The last `capacity` transitions of up to n steps, in CPU memory.
 
     Every step opens a window. It closes after n rewards or at the end of the episode, and is stored.
     With n = 3:
@@ -394,7 +394,7 @@ class NStepBuffer:
         return NStepTransitions(*[torch.as_tensor(array, device=self.device) for array in arrays])
 
     def sample(self, batch_size, rng, beta=0.0):
-        """(slots, importance weights, NStepTransitions), each of length B. ValueError if fewer are stored."""
+        """(slots (B,), importance weights (B,), NStepTransitions). ValueError if fewer than B are stored."""
         if batch_size > self.size:
             raise ValueError(f"cannot sample {batch_size} of {self.size} stored transitions")
         if self.tree is None:
@@ -433,8 +433,8 @@ class SumTree:
 
         p = (|error| + 1e-6)^alpha   (arXiv 1511.05952, eq. 1, where it is p_i^alpha)
 
-    Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities. Four slots of priorities
-    1, 2, 0 and 5:
+    Node i is the sum of nodes 2i and 2i + 1; the leaves are the priorities, 0 for an empty
+    slot. Four slots of priorities 1, 2, 0 and 5:
 
                                 node 1: 8
                       ┌─────────────┴─────────────┐
@@ -477,7 +477,7 @@ class SumTree:
     def sample(self, batch_size, rng, beta):
         """(slots, importance weights), each (B,); one slot from each of B equal parts of the sum.
 
-        A slot is drawn with probability P. Its weight w is divided by the largest of the batch:
+        A slot has probability P and weight w, divided by the batch's largest w:
 
             P = p / (sum_i p_i)
             w = (1 / (size P))^beta   (arXiv 1511.05952, section 3.4)
@@ -674,7 +674,7 @@ def train(args):
 
 # ===== helpers: settings, parts of the networks, environments =====================================
 
-CURVE = {"loss": "loss of Q", "q": "mean Q", "sigma": "noise in the weights"}
+CURVE = {"loss": "loss", "q": "mean Q", "sigma": "noise in the weights"}
 EXPLORES = True  # training explores: only evaluations decide --stop-at-return
 SCHEDULED = ("anneal_lr", "exploration_fraction", "prioritized")  # if set, a schedule ends with the run
 ONLY_FLAGS = "resume evaluate model render capture_video config run_dir".split()  # not from config.json
@@ -689,7 +689,7 @@ read_state = partial(torch.load, map_location="cpu", weights_only=True)
 manual_seed = torch.manual_seed  # seeds torch, for dropout
 
 # Tuned settings per environment; flags win over them. Where large rewards are rare, returns stay far within
-# the safe v_min and v_max (see Args); narrower ones bring the atoms closer together.
+# the v_min and v_max that Args names; narrower ones bring the atoms closer together.
 AS_THEY_ARE = {"normalize_reward": False}
 ATARI = {"num_envs": 8, "learning_rate": 6.25e-5, "anneal_lr": False, "adam_eps": 1.5e-4, "batch_size": 32,
          "learning_starts": 20_000, "target_network_frequency": 8_000, "clip_error": True,

@@ -10,14 +10,14 @@
 Play episodes. Make each action more likely if the rewards after it were more than expected, less
 likely if they were less. What was expected is the baseline b: 0, or a critic's value.
 
-    grad J = E[ sum_t grad log pi(a_t|s_t) (R_t - b(s_t)) ]   (Sutton & Barto, eq. 13.11's step)
+    grad J = E[ sum_t grad log pi(a_t|s_t) (G_t - b(s_t)) ]   (from Sutton & Barto, eq. 13.11)
 
-J is the expected return of an episode, R_t the return from step t on (the book's G_t), and gamma is
-1. For smaller gamma, the factor gamma^t of the book's algorithm is left out, as nearly everywhere: otherwise late
-steps would hardly count. So it is then not the exact gradient of J. REINFORCE waits for the ends of episodes. A2C,
-which is A3C made synchronous, updates every n steps and bootstraps: the critic's value replaces the
-rewards that follow (arXiv 1602.01783, section 4). REINFORCE does so only where a time limit cuts an
-episode off.
+J is the expected sum of an episode's rewards, G_t the return from step t on. This is exact for gamma =
+1. For smaller gamma, G_t is discounted, but the book's factor gamma^t is left out, as nearly everywhere:
+with it, late steps would hardly count. REINFORCE waits for the ends of episodes. A2C, which is A3C
+made synchronous, updates every n steps and bootstraps: the critic's value replaces the rewards that
+follow (arXiv 1602.01783, section 4). REINFORCE does so, if it has a critic, only where a time limit
+cuts an episode off.
 
     python reinforce.py                                # CartPole-v1, under a minute
     python reinforce.py --baseline none --no-norm-adv  # without any baseline
@@ -68,7 +68,7 @@ class Args:
     gamma: float = 0.99  # discount
     norm_adv: bool = True  # normalise each update's advantages: a baseline even without a critic
     ent_coef: float = 0.0  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the critic's loss, half the mean squared error
+    vf_coef: float = 0.5  # weight of the critic's loss, if there is one: half the mean squared error
     max_grad_norm: float = 0.5  # a longer gradient, of actor and critic together, is scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of actor and critic, as --hidden-sizes 64 64
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
@@ -80,7 +80,7 @@ class Args:
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
     total_timesteps: int = 500_000  # environment steps to learn from (skipped ones do not count)
-    stop_at_return: float | None = None  # stop once the last 100 training episodes have this mean
+    stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -148,9 +148,9 @@ class PolicyAgent(nn.Module):
 def compute_returns(rewards, next_values, terminated, truncated, gamma):
     """Discounted returns (T, N), also called rewards-to-go.
 
-        R_t = r_t + gamma R_{t+1}
+        G_t = r_t + gamma G_{t+1}
 
-    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of R_{t+1}; after a
+    After a truncation, or the end of the rollout, V(s_{t+1}) takes the place of G_{t+1}; after a
     termination, 0 does.
     """
     next_values = next_values * ~terminated
@@ -167,9 +167,9 @@ def compute_returns(rewards, next_values, terminated, truncated, gamma):
 class Rollout:
     """Steps of N environments, in the order in which they were played.
 
-    A row is a step of one environment. In the row after an episode's end the action is ignored: its
-    observation is the final one, and the step only resets (next-step autoreset). A2C skips these rows,
-    that is, does not learn from them. REINFORCE skips all rows after an environment's first episode.
+    A row is a step of one environment. The row after an episode's end has the final observation; its
+    action is ignored, and the step only resets (next-step autoreset). A2C skips these rows, that is,
+    does not learn from them. REINFORCE skips all rows after an environment's first episode.
     """
 
     def __init__(self):
@@ -198,7 +198,7 @@ class Rollout:
         rewards = tensor(np.array(self.rewards, np.float32))
         next_values = torch.zeros_like(rewards)
         if agent.args.baseline == "value":
-            next_obs = tensor([*self.obs[1:], last_obs])  # row t + 1 has what followed row t, even a final one
+            next_obs = tensor([*self.obs[1:], last_obs])  # obs[t + 1] followed obs[t], even a final one
             with torch.no_grad():
                 next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
         ends = tensor(self.terminated), tensor(self.truncated)
@@ -209,9 +209,9 @@ class Rollout:
 
 # ------------------------------------------------------------------------------------------- losses
 def policy_gradient_loss(log_probs, advantages):
-    """A scalar, of tensors (B,). Its gradient is -grad J, divided by the mean length of an episode.
+    """A scalar, of tensors (B,). With A as below, its gradient estimates -grad J / (an episode's mean length).
 
-    L = -E[ log pi(a|s) A ],   A = R - b(s)   (Sutton & Barto, eq. 13.11)
+    L = -E[ log pi(a|s) A ],   A = G - b(s)   (Sutton & Barto, eq. 13.11)
     """
     return -(log_probs * advantages).mean()
 
@@ -274,9 +274,9 @@ def train(args):
             if args.n_step is None:  # REINFORCE: one episode each, however long; later steps are skipped
                 skipped = skipped | dones
                 is_over = skipped.all()
-                if len(rollout.obs) > (args.max_episode_steps or 27_000):  # as in `evaluate`
+                if len(rollout.obs) > (args.max_episode_steps or 27_000):  # `evaluate` has this limit
                     raise UserError(f"{args.env_id}: an episode does not end; try --max-episode-steps, or --n-step 5")
-            else:  # A2C skips the step that only resets; a rollout needs a step that does more
+            else:  # A2C skips steps that only reset; a rollout of nothing else goes on
                 skipped = dones
                 is_over = len(rollout.obs) >= args.n_step and not np.all(rollout.skipped)
 

@@ -66,7 +66,7 @@ exercise(
     "returns",
     course="week 6, 30 minutes, medium: discounted returns, backwards in time",
     cut="ppo.py: compute_returns",
-    task="write the discounted returns R_t = r_t + gamma R_{t+1}, from the last row back to the first. All tensors are "
+    task="write the discounted returns G_t = r_t + gamma G_{t+1}, from the last row back to the first. All tensors are "
     "(T, N): time, environments; terminated and truncated hold booleans. next_values[t] is the value of the state that "
     "step t led to. Where a step terminated, nothing follows it; where it was truncated, and after the last row, that "
     "value stands for all that follows.",
