@@ -166,12 +166,12 @@ def gaussian(mean, actions, log_std):
 
 
 class RecurrentAgent(nn.Module):
-    """Actor and critic: a linear layer each, on a shared trunk. If recurrent, a GRU (arXiv 1406.1078) stands between.
+    """Actor and critic: a linear layer each, on a shared trunk; if recurrent, a GRU is between.
 
     A Box action is Gaussian. A discrete action consists of categorical factors: Discrete has one,
     MultiDiscrete has several, MultiBinary one of two categories for each bit. Everywhere but in the
-    environment and in files, actions are (…, D): a column for each factor or dimension. A grid (MiniGrid's)
-    goes through GridCNN first, an image through NatureCNN.
+    environment and in files, actions are (…, D): a column for each factor or dimension. A grid
+    (MiniGrid's) goes through GridCNN first, an image through NatureCNN.
 
     Sequences are (L, B, …): L steps in time, B sequences side by side. The GRU's state runs on from
     step to step. After a reset row (see SequenceBuffer) an episode or a replay begins, so the state
@@ -886,7 +886,7 @@ TUNED = {
     "MiniGrid-DoorKey-16x16-v0": SHORT_ROLLOUTS | {
         "initial_human_demos_dir": str(DEMOS / "MiniGrid-DoorKey-16x16-v0"), "initial_reward_threshold": 0.9,
         "sample_actions": True, "update_epochs": 8, "gae_lambda": 0.97, "norm_adv": False, "ent_coef": 0.002,
-        "total_timesteps": 1_000_000,
+        "normalize_obs": False, "total_timesteps": 1_000_000,
         "eval_every": 100_000,  # an evaluation of an agent that fails is 5 x 2,560 steps
     },
     "MountainCar-v0": SHORT_ROLLOUTS | {

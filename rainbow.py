@@ -705,7 +705,7 @@ TUNED = {
                        "stop_at_return": 240} | AS_THEY_ARE,
     "Acrobot-v1": {"num_envs": 8, "train_frequency": 2, "target_network_frequency": 250, "learning_starts": 200,
                    "hidden_sizes": (128, 128), "normalize_obs": True, "v_min": -100.0, "v_max": 0.0,
-                   "total_timesteps": 60_000} | AS_THEY_ARE,
+                   "total_timesteps": 100_000} | AS_THEY_ARE,
     # with double and multi-step only: there are no tuned settings for all six
     "MountainCar-v0": {"prioritized": False, "dueling": False, "distributional": False, "noisy": False,
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
