@@ -498,7 +498,7 @@ def train(args):
             run.log(**update_critics(agent, critic_optimizer, batch, targets, args))
             critic_scheduler.step()
             polyak(agent.target_critics, agent.critics, args.tau)
-            if updates % args.policy_frequency == 0:  # delayed as in TD3; n at once: as many as of the critics
+            if updates % args.policy_frequency == 0:  # delayed as in TD3, then made up for
                 for _ in range(args.policy_frequency):
                     run.log(**update_actor_and_alpha(agent, actor_optimizer, alpha_optimizer, batch, args, rng))
                     actor_scheduler.step()
