@@ -544,17 +544,6 @@ def project(rewards, terminated, discounts, probs, support):
     return (probs[:, :, None] * shares).sum(1)
 
 
-def q_bound(reward, discount):
-    """The discounted sum of a reward r for ever; 0 for negative r, as episodes may end.
-
-    bound = max(r, 0) / (1 - gamma)
-
-    No true Q is higher if no reward is higher than r; a mean Q above it is overestimated.
-    `discount` is gamma, or gamma^n if r sums n rewards.
-    """
-    return max(0.0, float(reward)) / max(1e-9, 1 - discount)
-
-
 def q_losses(q, targets, clip_error):
     """Squared errors (B,); with `clip_error` Huber losses, whose slope is at most 1 (Mnih 2015).
 
@@ -715,6 +704,17 @@ TUNED = {
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
+
+
+def q_bound(reward, discount):
+    """The discounted sum of a reward r for ever; 0 for negative r, as episodes may end.
+
+    bound = max(r, 0) / (1 - gamma)
+
+    No true Q is higher if no reward is higher than r; a mean Q above it is overestimated.
+    `discount` is gamma, or gamma^n if r sums n rewards.
+    """
+    return max(0.0, float(reward)) / max(1e-9, 1 - discount)
 
 
 class RunningMeanStd(nn.Module):
