@@ -20,9 +20,8 @@ step they average their gradients. Process k has n_k rows of the minibatch and t
 
     g = sum_k n_k g_k / sum_k n_k
 
-This is the mean over all rows: what one process with all of them would compute. So all copies stay
-the same, as in DD-PPO; DistributedDataParallel
-would weigh processes equally. Mean and deviation of the advantages, running statistics, KL and
+This is the mean over all rows: what one process with all of them would compute. So copies stay the
+same, as in DD-PPO; DistributedDataParallel would weigh processes equally. Mean and deviation of the advantages, running statistics, KL and
 metrics are of all rows as well. Seeds of environments, actions and minibatches differ.
 
     torchrun --nproc-per-node 2 ppo_ddp.py --env-id LunarLander-v3  # two processes, 8 environments each
@@ -514,7 +513,7 @@ def ppo_loss(agent, batch, args):
 
 # -------------------------------------------------------------------------- gradients of all processes
 def add_up(sums):
-    """Replace a tensor by its sum over all processes. Four times as fast as exchange."""
+    """Replace a tensor by its sum over all processes. Faster than exchange."""
     try:
         distributed.all_reduce(sums)
     except RuntimeError as error:
@@ -548,7 +547,7 @@ def train(args):
     """
     share = share_of_this_process(args)  # args, with its part of num_envs
     envs = make_envs(args, share.num_envs)
-    agent = make_agent(share, envs)  # all begin with the same weights, those of args.seed
+    agent = make_agent(share, envs)  # all begin with the weights of args.seed
     set_threads(agent.image)
     run = make_run(args, envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
@@ -648,8 +647,8 @@ TUNED = {
                                  "total_timesteps": 100_000},
     "LunarLander-v3": LUNAR_LANDER,
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "init_std": 0.37, "total_timesteps": 1_500_000},
-    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "anneal_lr": True, "gamma": 0.999, "ent_coef": 0.0,
-                         "total_timesteps": 3_000_000},
+    "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 64, "anneal_lr": True, "gamma": 0.999,
+                         "ent_coef": 0.0, "init_std": 0.37, "total_timesteps": 2_000_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
     # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Atari
