@@ -20,9 +20,10 @@ step they average their gradients. Process k has n_k rows of the minibatch and t
 
     g = sum_k n_k g_k / sum_k n_k
 
-This is the mean over all rows: what one process with all of them would compute. So copies stay the
-same, as in DD-PPO; DistributedDataParallel would weigh processes equally. Mean and deviation of the advantages, running statistics, KL and
-metrics are of all rows as well. Seeds of environments, actions and minibatches differ.
+This is the mean over all rows: what one process with all of them would compute. So copies stay
+the same, as in DD-PPO; DistributedDataParallel would weigh processes equally. Mean and deviation of
+advantages, running statistics, KL and metrics are of all rows as well. All seeds but
+that of the weights differ.
 
     torchrun --nproc-per-node 2 ppo_ddp.py --env-id LunarLander-v3  # two processes, 8 environments each
     python ppo_ddp.py                                               # one process: the same as ppo.py
