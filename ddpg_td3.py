@@ -23,7 +23,7 @@ actor and the target networks are updated less often than the critics.
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here with TD3's settings, apart from the three tricks), TD3 arXiv 1802.09477.
+Papers: DDPG arXiv 1509.02971 (here with the settings of TD3 but for the three tricks), TD3 arXiv 1802.09477.
 The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
 dimensions, N of environments and K of critics.
 """

@@ -169,7 +169,7 @@ class QNetwork(nn.Module):
         return self(torch.as_tensor(obs, dtype=dtype, device=self.device)).argmax(1).cpu().numpy()
 
     def epsilon_greedy(self, obs, epsilon, rng):
-        """The greedy actions (B,); with probability epsilon, each is drawn uniformly."""
+        """Actions (B,): each is greedy or, with probability epsilon, drawn uniformly."""
         at_random = rng.random(len(obs)) < epsilon
         any_actions = rng.integers(self.num_actions, size=len(obs))
         return np.where(at_random, any_actions, self.greedy(obs))
