@@ -163,7 +163,7 @@ class Agent(nn.Module):
     """Actor and critic: two MLPs for vectors, two linear layers on a shared CNN for images.
 
     A Box action is Gaussian. to_env maps [-1, 1] to the Box's bounds and clips what lies outside;
-    log-probs are those of the action before it. A discrete action consists of categorical factors:
+    log-probs are those of the action before to_env. A discrete action consists of categorical factors:
     Discrete has one, MultiDiscrete has several, MultiBinary one of two categories for each bit.
     Everywhere but in the environment, actions are (B, D): a column for each factor or dimension.
     """
@@ -361,7 +361,7 @@ class RolloutBuffer:
     def scale_rewards(self, stats, args):
         """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
 
-        Scaled ones are divided by the running standard deviation of X, the discounted sum so far;
+        Scaling divides them by the running standard deviation of X, the discounted sum so far;
         at most ±10.
 
             X_t = r_t + gamma X_{t-1}

@@ -438,7 +438,7 @@ class CuriousBuffer:
     def scale_rewards(self, stats, args):
         """Make rewards their signs if clip_reward is set, and scale them if normalize_reward is.
 
-        Scaled ones are divided by the running standard deviation of X, the discounted sum so far;
+        Scaling divides them by the running standard deviation of X, the discounted sum so far;
         at most ±10.
 
             X_t = r_t + gamma X_{t-1}
