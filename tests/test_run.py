@@ -140,7 +140,7 @@ def test_notebook(script):
     the agent is loaded with its settings; a UserError ends what cannot go on.
     """
     args = script.tuned(env_id="Pendulum-v1", seed=2, progress=False)
-    assert (args.gamma, args.seed, args.total_timesteps) == (0.9, 2, 500_000)
+    assert (args.gamma, args.seed, args.total_timesteps) == (0.98, 2, 500_000)
     with pytest.raises(TypeError, match="gama"):
         script.tuned(gama=0.9)
     with pytest.raises(script.UserError, match="hidden_sizes must be a tuple"):
