@@ -214,17 +214,20 @@ def settings(script):
     """The table of settings.py: what a setting's changes leave of the gain over random play, in each environment."""
     rows = effects(script)
     names = list(dict.fromkeys(name for shares in rows.values() for name in shares))
+    source = (ROOT / f"{script}.py").read_text(encoding="utf-8")
     settings = {}
     for change in rows:
         settings.setdefault(change.split(" ")[0], []).append(change)
     body = []
-    for changes in settings.values():
+    for flag, changes in settings.items():
+        field = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        default = re.search(rf"^    {field}: .* = (.+?)  #", source, re.MULTILINE)[1]
         changes.sort(key=lambda change: [float(value) for value in change.split(" ")[1:]])
         first, *others = changes
         label = " / ".join([f"`{first}`", *[f"`{change.partition(' ')[2]}`" for change in others]])
         cells = [" / ".join(number(rows[change].get(name, math.nan)) for change in changes) for name in names]
-        body.append([label, *[cell.replace("nan", "–") for cell in cells]])
-    return table(["change", *names], *body)
+        body.append([label, f"`{default}`", *[cell.replace("nan", "–") for cell in cells]])
+    return table(["change", "default", *names], *body)
 
 
 def total(name):
