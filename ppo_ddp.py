@@ -20,9 +20,9 @@ step they average their gradients. Process k has n_k rows of the minibatch and t
 
     g = sum_k n_k g_k / sum_k n_k
 
-This is the mean over all rows: what one process with all of them would compute. So copies stay
-the same, as in DD-PPO; DistributedDataParallel would weigh processes equally. Mean and deviation of
-advantages, running statistics, KL and metrics are of all rows as well. All seeds but
+This is the mean over all rows: what one process with all of them would compute. So copies begin
+and stay alike on equal machines, as in DD-PPO; DistributedDataParallel would weigh processes equally.
+Advantages' mean and deviation, running statistics, KL and metrics are of all rows. All seeds but
 that of the weights differ.
 
     torchrun --nproc-per-node 2 ppo_ddp.py --env-id LunarLander-v3  # two processes, 8 environments each
@@ -570,7 +570,7 @@ def train(args):
             buffer.truncated[t] = truncated
             reset_rows = terminated | truncated  # the next step only resets these environments
         buffer.obs[-1] = obs
-        count_rollout(run, buffer)  # together with those of the other processes
+        count_rollout(run, buffer)  # its steps and episodes, with those of the others
         buffer.scale_rewards(agent.return_stats, args)
 
         old_log_probs, values = buffer.log_probs_and_values(agent)
@@ -977,7 +977,7 @@ def share_of_this_process(args):
     """Args with this process's part of num_envs. It also gives the process its GPU, if any."""
     _, processes = process()
     if args.num_envs % processes:
-        raise UserError(f"num_envs {args.num_envs} does not divide among {processes} processes")
+        raise UserError(f"num_envs {args.num_envs} is no multiple of the {processes} processes")
     rows = args.num_envs // processes * (args.num_steps // 2)
     if args.num_steps > 1 and rows < (2 if args.norm_adv else 1) * args.num_minibatches:
         most = "num_envs / processes * (num_steps // 2)"
@@ -996,7 +996,7 @@ def divide_run(run, args, **parts):
     run.noted = []  # what run.count says of episodes that have ended, until count_rollout counts them
     run.add_episode = lambda n, total, length: run.noted.append((total, length))
     if rank > 0:
-        run.log = lambda **metrics: None  # all have the same: the first one writes, or reports NaN
+        run.log = lambda **metrics: None  # all have the same: the first one's count
     start_run(run, **parts)
     if run.processes != process()[1]:  # the checkpoint has another number
         print(f"begun by {run.processes} processes: it goes on, but with other random numbers")

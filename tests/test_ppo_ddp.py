@@ -285,7 +285,7 @@ def test_refusal(script):
         except script.UserError as error:
             return str(error)
 
-    assert Threads(3).run(script, work) == ["num_envs 8 does not divide among 3 processes"] * 3
+    assert Threads(3).run(script, work) == ["num_envs 8 is no multiple of the 3 processes"] * 3
 
 
 @catches("add_up, waits or complains: end_with_the_others(error) -> raise")
