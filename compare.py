@@ -67,7 +67,7 @@ def read_text(folder, name):
     """The text of a file in a run folder. UserError if it is missing, unreadable or not UTF-8."""
     path = Path(folder, name)
     if not path.is_file():
-        raise UserError(f"{folder} is no run folder: it has no {name}")
+        raise UserError(f"{folder} is no run folder, or its run has just begun: it has no {name}")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
