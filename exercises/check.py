@@ -107,9 +107,8 @@ class Student:
             self.source = self.path.read_bytes()
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error}") from None
-        if task.blanks and not NUMBERS.exists():
-            if not is_begun(task, self.source.decode(errors="replace")):
-                raise BadInput(f"{task.name} has not been begun in {path}: {start(task, self.path.parent)}")
+        if not NUMBERS.exists() and not is_begun(task, self.source.decode(errors="replace")):
+            raise BadInput(f"{task.name} has not been begun in {path}: {start(task, self.path.parent)}")
 
     def ask(self, folder, **request):
         """The answers of a process, and how it was ended. BadInput if the file cannot be imported."""

@@ -151,13 +151,13 @@ def working_copy(tasks, number=0, source=""):
     return source
 
 
-def is_begun(exercise, source):
-    """Whether a copy is one for this exercise: its first line says so, or one of the functions is not the original."""
-    if exercise.name in begun_in(source):
+def is_begun(task, source):
+    """Whether a copy is one for this task: its first line says so, or an exercise's function is not the original."""
+    if task.name in begun_in(source):
         return True
-    original = source_of(exercise.script)
+    original = source_of(task.script)
     try:
         names = definitions(source)
     except SyntaxError:  # a message about that comes later
         return True
-    return any(name not in names or text_of(source, name) != text_of(original, name) for name in exercise.blanks)
+    return any(name not in names or text_of(source, name) != text_of(original, name) for name in task.blanks)

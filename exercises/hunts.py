@@ -253,11 +253,11 @@ hunt(
 
 
 def alphas(m):
-    """What becomes of alpha, which begins at 1, in a short run, and its slope for a policy that is too certain."""
+    """What becomes of alpha, which begins at 1, in a short run, and its slopes for too much and too little entropy."""
     settings = {"batch_size": 64, "learning_starts": 100, "total_timesteps": 400} | SMALL_CRITIC | ENDLESS
     log_alpha = tensor(0.0).requires_grad_()
-    slope = slopes(m.alpha_loss(log_alpha, tensor([-0.5, 0.5]), -1.0), log_alpha)[0]
-    return trained(m, **settings).metrics["alpha"][-1], slope
+    found = [slopes(m.alpha_loss(log_alpha, tensor([x - 0.5, x + 0.5]), -1.0), log_alpha)[0] for x in (-2, 0, 2)]
+    return trained(m, **settings).metrics["alpha"][-1], *found
 
 
 hunt(
@@ -265,8 +265,8 @@ hunt(
     "sac.py",
     "week 9, 40 minutes",
     cases={
-        "(alpha after 400 steps with one dimension of actions, the slope of its loss by log alpha where the "
-        "entropy is 0)": (alphas, 0.2),
+        "(alpha after 400 steps with one dimension of actions, the slopes of its loss by log alpha where the "
+        "entropy is 2, 0 and -2)": (alphas, 0.2),
     },
     bugs={
         "alpha_loss: log_probs.detach() + target_entropy -> log_probs.detach() - target_entropy": "On Pendulum-v1 "

@@ -28,7 +28,7 @@ def new_source(tasks, path, number, force):
     only_exercises = tasks[0].blanks and begun and all(name in EXERCISES for name in begun)
     if text and (again or not only_exercises):
         new = [task.name for task in tasks if task.name not in begun]
-        add = f"start.py {' '.join(new)} adds the rest; " if again and new and only_exercises else ""
+        add = f"python exercises/start.py {' '.join(new)} adds the rest; " if again and new and only_exercises else ""
         raise BadInput(f"{path} holds {', '.join(again or begun) or 'something'} already; {add}{where}")
     try:
         return working_copy(tasks, number, text)
