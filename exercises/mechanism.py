@@ -454,7 +454,7 @@ def compared(case, given, right):
     if call := given.get("raised") or differing_call(given["calls"], right["calls"]) or right.get("given"):
         told += "".join(f"\n{textwrap.fill(line, 110)}" for line in call.splitlines())
     if "result" not in given:
-        return f"{told}\n{given['error']}"[:3000], case.look
+        return f"{told}\n{given['error']}"[:3000], ""
     if strays := [stray for stray in given["strays"] if stray not in right["strays"]]:
         told += f"\nrandom numbers come from {strays[0]}: a run with the same seed would be another one."
         return told, "where you draw: only the generator that is given knows the seed"
@@ -462,7 +462,7 @@ def compared(case, given, right):
         found = given["kinds"].get(blank, wanted)
         if not fits(found, wanted):
             found = "a number or a list" if found == "number" else found
-            return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}.", case.look
+            return f"{told}\n{blank} returned: {found}. Asked for is: {wanted}.", ""
     if names := [name for name in given["changed"] if name not in right["changed"]]:
         told += f"\nchanged in place: {', '.join(names)}. Whoever called still needs the old numbers"
         return f"{told}; work on a copy.", case.look
@@ -470,6 +470,7 @@ def compared(case, given, right):
     if close(yours, expected, case.atol):
         return None, ""
     told += f"\nyours:    {short(yours)[:1000]}\nexpected: {short(expected)[:1000]}"
+    told += f"   (± {case.atol:g} is right)" if case.atol > 1e-3 else ""
     if shape(yours) != shape(expected):
         told += f"\nThe shapes differ: yours is {shape(yours)}, expected is {shape(expected)}."[:500]
     if drawing := case.table and case.table.text(yours, expected):

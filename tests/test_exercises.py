@@ -256,7 +256,8 @@ KINDS = [
 @pytest.mark.parametrize("old, new, words", KINDS)
 def test_what_a_student_is_told(old, new, words, tmp_path):
     first, *_ = told("gae", tmp_path, old, new)
-    assert words in first and "Look next at" in first
+    compared = "expected:" in first or "changed in place" in first  # else no line of theory helps
+    assert words in first and ("Look next at" in first) == compared
 
 
 def test_right_numbers_of_a_wrong_kind_are_no_known_mistake(tmp_path):
