@@ -649,7 +649,7 @@ TUNED = {
     "LunarLander-v3": LUNAR_LANDER,
     "LunarLanderContinuous-v3": LUNAR_LANDER | {"ent_coef": 0.0, "init_std": 0.37, "total_timesteps": 1_500_000},
     "BipedalWalker-v3": {"num_envs": 32, "num_steps": 256, "num_minibatches": 64, "anneal_lr": True, "gamma": 0.999,
-                         "ent_coef": 0.0, "init_std": 0.6, "total_timesteps": 1_500_000},
+                         "ent_coef": 0.0, "total_timesteps": 1_500_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
     # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Atari
