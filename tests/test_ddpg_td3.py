@@ -367,15 +367,17 @@ def test_config_of_the_other_algorithm(script, tmp_path, monkeypatch, capsys):
     "tuned_settings, what is tuned wins: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algorithm] -> "
     "ALGORITHMS[args.algorithm] | TUNED.get(args.env_id, {})",
 )
-def test_algorithm_sets_three_flags_and_what_is_given_wins(script):
+def test_algorithm_sets_three_flags_and_what_is_given_wins(script, monkeypatch):
     """TD3 is DDPG plus three settings, which can be mixed; TUNED may have a mixture of its own."""
+    mixture = {"target_noise": 0.2, "twin_q": False, "policy_frequency": 1}
+    monkeypatch.setitem(script.TUNED, "LunarLanderContinuous-v3", mixture)
 
     def tuned(**given):
         args = script.tuned(**given)
         return args.target_noise, args.twin_q, args.policy_frequency
 
     td3, ddpg = (0.2, True, 2), (0.0, False, 1)
-    lander = {"env_id": "LunarLanderContinuous-v3"}  # tuned: DDPG with noise on the target's actions
+    lander = {"env_id": "LunarLanderContinuous-v3"}
     assert tuned() == tuned(algorithm="td3") == tuned(env_id="Acrobot-v1") == tuned(**lander, algorithm="td3") == td3
     assert tuned(algorithm="ddpg") == tuned(algorithm="ddpg", env_id="Acrobot-v1") == ddpg
     assert tuned(**lander) == (0.2, False, 1) and tuned(**lander, algorithm="ddpg") == ddpg
