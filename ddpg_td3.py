@@ -498,8 +498,8 @@ TUNED = {
     # Lasting, wide noise tries whole landings; with less, a lander often learns to hover.
     "LunarLanderContinuous-v3": SMALL | {"hidden_sizes": (128, 128), "num_envs": 8, "train_frequency": 8,
                                          "gradient_steps": 8, "tau": 0.01, "noise": "ou", "exploration_noise": 0.5,
-                                         "learning_starts": 10_000, "anneal_lr": True, "total_timesteps": 150_000,
-                                         "eval_every": 5_000, "eval_episodes": 50, "stop_at_return": 260.0},
+                                         "learning_starts": 10_000, "anneal_lr": True, "total_timesteps": 300_000,
+                                         "eval_every": 5_000, "eval_episodes": 50, "stop_at_return": 250.0},
     # CleanRL's settings
     "HalfCheetah-v5": {"exploration_noise": 0.1, "learning_starts": 25_000, "gradient_steps": 1},
     # not tuned: 100,000 pairs of images take 5.2 GiB
