@@ -23,7 +23,7 @@ actor and the target networks are updated less often than the critics.
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here with the settings of TD3 but for the three tricks), TD3 arXiv 1802.09477.
+Papers: DDPG arXiv 1509.02971 (here with the networks, rates and noise of TD3), TD3 arXiv 1802.09477.
 The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
 dimensions, N of environments and K of critics.
 """
@@ -76,12 +76,12 @@ class Args:
     batch_size: int = 256  # transitions per update
     learning_starts: int = 1_000  # steps with uniformly random actions; then updates, once batch_size steps are stored
     train_frequency: int = 1  # steps (over all environments) from one round of updates to the next
-    gradient_steps: int = 2  # critic updates per round; the papers: 1, which needs more steps for a return
+    gradient_steps: int = 2  # critic updates per round; the papers: 1, which learns less per step
     gamma: float = 0.99  # discount
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # independent draws, or noise that lasts (ou)
-    exploration_noise: float = 0.3  # standard deviation of each step's draw; 1 is half an action's range
-    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation grows to 1.9 exploration_noise
+    exploration_noise: float = 0.3  # its deviation per step (TD3's paper: 0.1); 1 is half an action's range
+    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation grows to 1.9 times a draw's
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
@@ -379,7 +379,7 @@ def bellman_targets(agent, batch, args, rng):
             noise = args.target_noise * rng.standard_normal(next_actions.shape, np.float32)
             noise = torch.as_tensor(noise, device=agent.device)
             next_actions = smoothed(next_actions, noise, args.noise_clip)
-        # TD3, trick 2: clipped double Q, the lower value of two critics (DDPG has only one).
+        # TD3, trick 2: clipped double Q; critic_targets takes the lower value (DDPG has only one).
         next_values = [critic(batch.next_obs, next_actions) for critic in agent.target_critics]
         next_values = torch.stack(next_values)
         return critic_targets(batch.rewards, next_values, batch.terminated, args.gamma)
@@ -447,7 +447,7 @@ def train(args):
         reset_rows = terminated | truncated  # the next step only resets these environments
         obs = next_obs
 
-        while updates < num_updates(run.step, args):
+        while updates < num_updates(run.step, args):  # N environments: up to N rounds, or none
             updates += 1
             batch = agent.observe_batch(buffer.sample(args.batch_size, rng))
             targets = bellman_targets(agent, batch, args, rng)
@@ -500,7 +500,7 @@ TUNED = {
                                          "gradient_steps": 8, "tau": 0.01, "noise": "ou", "exploration_noise": 0.5,
                                          "learning_starts": 10_000, "anneal_lr": True, "total_timesteps": 300_000,
                                          "eval_every": 5_000, "eval_episodes": 50, "stop_at_return": 250.0},
-    # CleanRL's settings
+    # CleanRL's settings; needs MuJoCo
     "HalfCheetah-v5": {"exploration_noise": 0.1, "learning_starts": 25_000, "gradient_steps": 1},
     # not tuned: 100,000 pairs of images take 5.2 GiB
     "CarRacing-v3": {"buffer_size": 100_000, "gradient_steps": 1},

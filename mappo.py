@@ -224,7 +224,7 @@ class AgentPolicy(nn.Module):
             actions = self.action_scale * actions + self.action_bias
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # they need not start at 0
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)

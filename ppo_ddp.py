@@ -70,17 +70,17 @@ class Args:
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)
-    value_target: Literal["estimator", "returns"] = "estimator"  # of the critic; returns: those of vanilla
+    value_target: Literal["estimator", "returns"] = "estimator"  # of the critic; returns: as vanilla has them
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
     num_envs: int = 2  # environments played side by side, by all processes together
-    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here 2 * 1024 / 32 steps
+    num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE only: 0 trusts the critic, 1 the rewards
     rho_clip: float = 1.0  # V-trace: upper bound of rho, the ratio pi/pi_old that weights a TD error
-    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that cuts the trace; no larger than rho_clip
+    c_clip: float = 1.0  # V-trace: upper bound of c, the ratio pi/pi_old that cuts the trace; at most rho_clip
     norm_adv: bool = True  # normalise advantages over each minibatch
     clip_coef: float = 0.2  # eps of the clipped objective
     clip_vloss: bool = False  # clip the value loss as well
@@ -88,7 +88,7 @@ class Args:
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    target_kl: float | None = None  # stop the epochs once the KL of an epoch's last minibatch is larger
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor (vectors only), as --hidden-sizes 64 64
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
@@ -246,7 +246,7 @@ class Agent(nn.Module):
             actions = self.action_scale * actions + self.action_bias
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # they need not start at 0
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -296,7 +296,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, gamma):
-    """V-trace: (advantages A_t, targets v_t), each (T, N); pi_old, the paper's mu, has played.
+    """V-trace: (advantages A_t, targets v_t), each (T, N); pi_old (the paper's mu) played.
 
         v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
         A_t = r_t + gamma v_{t+1} - V_t
@@ -491,7 +491,7 @@ def approximate_kl(log_ratios):
 def ppo_loss(agent, batch, args):
     """The loss of a Batch, to be minimised, and a dict of metrics to log.
 
-    -L_clip - ent_coef E[entropy] + vf_coef L_value   (arXiv 1707.06347, eq. 9, negated)
+    -L_clip - ent_coef E[entropy] + vf_coef L_value   (arXiv 1707.06347, eq. 9, negated; c_1 = vf_coef / 2)
     """
     log_probs, entropies, values = agent(batch.obs, batch.actions)
     log_ratios = log_probs - batch.old_log_probs
@@ -581,7 +581,7 @@ def train(args):
             if args.estimator == "vtrace" and epoch > 0:  # the agent has left pi_old
                 log_probs, values = buffer.log_probs_and_values(agent)
                 buffer.compute_advantages(log_probs, values, old_log_probs, args)
-            agent.train()  # dropout, if you add it, acts in the loss alone
+            agent.train()  # dropout, if added, acts only here: r is not 1 at first
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = ppo_loss(agent, batch, args)
                 optimizer.zero_grad()
@@ -597,7 +597,7 @@ def train(args):
                 break
         scheduler.step()
 
-        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
+        if agent.obs_stats is not None:  # only now: old_log_probs are of the former statistics
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run
             envs, obs, reset_rows, rng = run.new_envs()
@@ -632,7 +632,7 @@ ATARI = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs":
 MINIGRID = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 5e-4,
             "anneal_lr": True, "ent_coef": 0.01, "total_timesteps": 200_000}  # fmt: skip
 TUNED = {
-    # confirmed with several seeds: benchmarks/results/ppo_scores.json
+    # scores: benchmarks/results/ppo_scores.json
     "CartPole-v1": {"num_envs": 32, "num_steps": 64, "num_minibatches": 8, "update_epochs": 4, "learning_rate": 2e-3,
                     "anneal_lr": True, "gamma": 0.98, "gae_lambda": 0.9, "ent_coef": 0.0,
                     "total_timesteps": 147_000} | AS_THEY_ARE,
@@ -652,8 +652,8 @@ TUNED = {
                          "ent_coef": 0.0, "total_timesteps": 1_500_000},
     "MiniGrid-DoorKey-5x5-v0": MINIGRID,  # as RGB images, too
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 60_000},
-    # CleanRL's published settings, but for its clipped value loss and HalfCheetah's init_std; Atari
-    # was not run to its end
+    # CleanRL's hyperparameters, but for its clipped value loss and HalfCheetah's init_std. Atari,
+    # with Gymnasium's preprocessing, was not run to its end
     "HalfCheetah-v5": MUJOCO | {"init_std": 0.37},
     "Hopper-v5": MUJOCO, "Walker2d-v5": MUJOCO,
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,

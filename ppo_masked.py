@@ -62,10 +62,10 @@ class Args:
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
     naive_mask: bool = False  # ablation: masks for acting (pi_old), but not for learning (pi)
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
-    num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here 2 * 1024 / 32 steps
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
+    num_envs: int = 2  # environments side by side; more are faster
+    num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
     gae_lambda: float = 0.95  # GAE: 0 trusts the critic, 1 the rewards
@@ -76,7 +76,7 @@ class Args:
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    target_kl: float | None = None  # stop the epochs once the KL of an epoch's last minibatch is larger
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor's hidden layers
     critic_hidden_sizes: tuple[int, ...] = ()  # of the critic's; none: as the actor's
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
@@ -257,7 +257,7 @@ class MaskedAgent(nn.Module):
         """Actions (B, factors) as the environment takes them: in the space's shape and type."""
         space = self.action_space
         actions = actions.reshape(-1, *space.shape)
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # they need not start at 0
 
 
 # ------------------------------------------------------------------------------- returns and buffer
@@ -530,7 +530,7 @@ def train(args):
         run.log(explained_variance=buffer.explained_variance(), learning_rate=scheduler.get_last_lr()[0])
 
         for _ in range(args.update_epochs):
-            agent.train()  # dropout, if you add it, acts in the loss alone
+            agent.train()  # dropout, if added, acts only here: r is not 1 at first
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = masked_ppo_loss(agent, batch, args)
                 optimizer.zero_grad()

@@ -66,10 +66,10 @@ class Args:
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
-    num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
-    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here 2 * 1024 / 32 steps
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
+    num_envs: int = 2  # environments side by side; more are faster
+    num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
+    num_minibatches: int = 32  # parts of a rollout, one gradient step each; here of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
@@ -88,7 +88,7 @@ class Args:
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of both value losses
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    target_kl: float | None = None  # stop the epochs once the KL of an epoch's last minibatch is larger
     hidden_sizes: tuple[int, ...] = (64, 64)  # of the actor (vectors only), as --hidden-sizes 64 64
     critic_hidden_sizes: tuple[int, ...] = ()  # of both critics'; none: as the actor's
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
@@ -250,7 +250,7 @@ class CuriousAgent(nn.Module):
             actions = self.action_scale * actions + self.action_bias
         actions = actions.reshape(-1, *space.shape)
         if not self.continuous:
-            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+            return (actions + getattr(space, "start", 0)).astype(space.dtype)  # they need not start at 0
         actions = np.clip(actions, space.low, space.high)
         if np.issubdtype(space.dtype, np.integer):
             actions = np.rint(actions)
@@ -611,7 +611,7 @@ def train(args):
         run.log(**buffer.metrics(), learning_rate=scheduler.get_last_lr()[0])
 
         for _ in range(args.update_epochs):
-            agent.train()  # dropout, if you add it, acts in the loss alone
+            agent.train()  # dropout, if added, acts only here: r is not 1 at first
             for batch in buffer.minibatches(args.num_minibatches, rng):
                 loss, metrics = curious_loss(agent, batch, args)
                 predictor_loss = rnd.loss(batch.next_obs, args.predictor_share)
@@ -625,7 +625,7 @@ def train(args):
                 break
         scheduler.step()
 
-        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
+        if agent.obs_stats is not None:  # only now: old_log_probs are of the former statistics
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         rnd.update_obs_stats(buffer.next_obs, buffer.reset_rows)  # only now: rewards and loss see the same x
         if run.write_what_is_due():  # a checkpoint: all episodes begin anew, as in a resumed run

@@ -89,9 +89,9 @@ class Args:
     gru_size: int = 128  # units of the GRU
     chunk_length: int = 32  # steps over which gradients flow back through the GRU
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: helps where the length of the run is tuned
-    num_envs: int = 2  # environments played side by side; more are faster
-    num_steps: int = 1024  # steps of each environment per rollout; best if whole episodes fit in
+    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
+    num_envs: int = 2  # environments side by side; more are faster
+    num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
     num_minibatches: int = 32  # parts of a rollout, one gradient step each: by default of 64 steps
     update_epochs: int = 10  # passes over a rollout
     gamma: float = 0.99  # discount
@@ -103,7 +103,7 @@ class Args:
     ent_coef: float = 0.003  # weight of the entropy bonus
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # gradients longer than this are scaled down to it
-    target_kl: float | None = None  # stop the epochs once an epoch's last minibatch has a larger KL
+    target_kl: float | None = None  # stop the epochs once the KL of an epoch's last minibatch is larger
     hidden_sizes: tuple[int, ...] = (128,)  # sizes of the trunk's layers
     init_std: float = 1.0  # standard deviation of a Box's first actions; 1 is half their range
     normalize_obs: bool = True  # by their running mean and standard deviation; never images or grids
@@ -842,7 +842,7 @@ def train(args):
         run.log(**demo_buffer.metrics(run.step))
 
         for _ in range(args.update_epochs):
-            agent.train()  # dropout, if you add it, acts in the loss alone
+            agent.train()  # dropout, if added, acts only here: r is not 1 at first
             for batch in buffer.minibatches(args.num_minibatches, agent.chunk_length, rng):
                 loss, metrics = sequence_loss(agent, batch, args)
                 optimizer.zero_grad()
@@ -855,7 +855,7 @@ def train(args):
                 break
         scheduler.step()
 
-        if agent.obs_stats is not None:  # only now: acting and learning must normalise alike
+        if agent.obs_stats is not None:  # only now: old_log_probs are of the former statistics
             agent.obs_stats.update(buffer.obs[:-1][~buffer.reset_rows])
         demo_buffer.save_demos(run.is_finished())
         begins_anew = run.write_what_is_due()
@@ -1009,7 +1009,7 @@ def to_env(actions, space):
     """Actions (B, D) as the environment takes them, in the space's bounds, shape and type."""
     if not isinstance(space, spaces.Box):
         actions = actions.reshape(-1, *space.shape)
-        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # not always from 0 on
+        return (actions + getattr(space, "start", 0)).astype(space.dtype)  # they need not start at 0
     scale, bias = scale_and_bias(space)
     actions = (scale * actions + bias).reshape(-1, *space.shape)
     actions = np.clip(actions, space.low, space.high)
