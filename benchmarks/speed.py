@@ -89,8 +89,8 @@ PPO_PIXELS = f"{PIXELS} --num-envs 8 --num-steps 128 --num-minibatches 4 --updat
 PPO_PIXELS += " --learning-rate 5e-4 --gamma 0.99 --gae-lambda 0.95 --ent-coef 0.01"
 DQN_PIXELS = f"{PIXELS} --num-envs 1 --train-frequency 4 --batch-size 32 --no-double --learning-starts 200"
 DQN_PIXELS += " --buffer-size 10000 --no-anneal-lr --target-network-frequency 500 --exploration-fraction 0.5"
-# name: (script, flags, steps to leave out, steps to time, the peer's code). Runs are as long as real ones, since the 200
-# rows of metrics.csv would take a larger part of shorter ones.
+# name: (script, flags, steps to leave out, steps to time, the peer's code). Runs are as long as real ones, since the
+# 200 rows of metrics.csv would take a larger part of shorter ones.
 PAIRS = {
     "PPO": ("ppo", f"--env-id CartPole-v1 --num-envs 4 {ROLLOUT}", 8_192, 200_000, PPO),
     "DQN": ("dqn", DQN_FLAGS, 2_000, 50_000, DQN),
