@@ -23,7 +23,7 @@ actor and the target networks are updated less often than the critics.
     python ddpg_td3.py --algorithm ddpg               # Pendulum-v1 with DDPG: without the three tricks
     python ddpg_td3.py --evaluate runs/DIR --render   # watch the trained agent
 
-Papers: DDPG arXiv 1509.02971 (here with the networks, rates and noise of TD3), TD3 arXiv 1802.09477.
+Papers: DDPG arXiv 1509.02971 (here with all other settings of TD3), TD3 arXiv 1802.09477.
 The algorithm ends at "# ===== helpers". In shapes, B is the number of rows in a batch, D of action
 dimensions, N of environments and K of critics.
 """
@@ -690,7 +690,6 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    kwargs.setdefault("repeat_action_probability", 0.0)
     stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
@@ -753,7 +752,7 @@ Agent = ActorCritic  # as make_box_agent calls it
 def make_td3_or_ddpg(args, envs):
     """make_box_agent. UserError if a --config has the settings of the other algorithm."""
     named = ALGORITHMS[args.algorithm]
-    if named and all(getattr(args, name) != value for name, value in named.items()):
+    if args.config and named and all(getattr(args, name) != value for name, value in named.items()):
         raise UserError(f"--config is not of --algorithm {args.algorithm}: give {', '.join(named)} as well")
     return make_box_agent(args, envs)
 

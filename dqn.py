@@ -9,7 +9,7 @@
 
 A network Q(s, a) learns what return to expect from action a in state s. Act: mostly take the action
 with the highest Q, sometimes a random one. Store each step in a replay buffer. Draw a random batch
-of stored steps, as successive steps are too alike, and move Q(s, a) towards a target y. The target
+of stored steps, since successive ones are too alike, and move Q(s, a) towards a target y. The target
 network Q', an older copy of Q, helps to compute y: if y moved with every update, learning could
 diverge.
 
@@ -69,15 +69,15 @@ class Args:
     gradient_steps: int = 1  # gradient steps per round
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # environment steps between updates of the target network
-    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs frequent updates
+    target_network_frequency: int = 500  # environment steps, not updates, between target updates
+    tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs --target-network-frequency 4
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
     exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this share of the run, then stays
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
+    normalize_reward: bool = True  # divide by the deviation of discounted sums, for rewards of any size; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
@@ -359,7 +359,7 @@ def train(args):
         obs = next_obs
         reset_rows = terminated | truncated  # the next step only resets these environments
 
-        for step in range(previous_step + 1, run.step + 1):  # one by one: no update is left out
+        for step in range(previous_step + 1, run.step + 1):  # one by one: no multiple is left out
             if step >= learning_starts and step % args.train_frequency == 0:
                 agent.train()  # dropout, if you add it, acts here, not in play
                 for _ in range(args.gradient_steps):
@@ -426,7 +426,7 @@ TUNED = {
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 50_000},  # as RGB images, too
     "MiniGrid-DoorKey-5x5-v0": MINIGRID | {"exploration_fraction": 0.5, "total_timesteps": 100_000,
                                            "stop_at_return": 0.95},  # as RGB images, too
-    # based on CleanRL's settings, not confirmed here
+    # CleanRL's, but for a smaller buffer, eight environments, clipped errors; not run to the end
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
@@ -594,7 +594,6 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    kwargs.setdefault("repeat_action_probability", 0.0)
     stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 

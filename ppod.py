@@ -1215,7 +1215,6 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    kwargs.setdefault("repeat_action_probability", 0.0)
     stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 

@@ -351,8 +351,9 @@ def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
 
 
 @catches(
-    "make_td3_or_ddpg, never refused: if named and all( -> if named and not any(",
+    "make_td3_or_ddpg, never refused: named and all( -> named and not any(",
     "make_td3_or_ddpg, mixtures refused: != value -> != None",
+    "make_td3_or_ddpg, flags refused: if args.config and named -> if named",
 )
 def test_config_of_the_other_algorithm(script, tmp_path, monkeypatch, capsys):
     """It has TD3's three settings, which --algorithm ddpg does not change: refused, unless one is given as well."""
@@ -361,6 +362,8 @@ def test_config_of_the_other_algorithm(script, tmp_path, monkeypatch, capsys):
     assert command(script, "--config run --algorithm ddpg") == 2
     assert "give target_noise, twin_q, policy_frequency as well" in capsys.readouterr().err
     assert command(script, "--config run --algorithm ddpg --no-twin-q --run-dir other --no-progress") == 0
+    td3s_tricks = "--algorithm ddpg --twin-q --target-noise 0.1 --policy-frequency 2"
+    assert command(script, f"{RUN} {td3s_tricks} --run-dir mixed") == 0
 
 
 @catches(

@@ -681,17 +681,19 @@ def test_package_that_is_missing(script, capsys, monkeypatch):
 
 
 @catches(
-    'set_up_atari, overrules: kwargs.setdefault("repeat_action -> kwargs.__setitem__("repeat_action',
+    'set_up_atari, overrules: kwargs.setdefault("frameskip -> kwargs.__setitem__("frameskip',
+    'set_up_atari, no sticky actions in films only: "frameskip", 1) -> "repeat_action_probability", 0.0)',
     'set_up_atari, presses FIRE in training only: "use_fire_reset", False -> "use_fire_reset", True',
 )
 def test_settings_of_atari_that_the_user_gives_stay(script):
     """With and without ale_py's own vector version, whose agents must press FIRE themselves, as in a film."""
-    for mode, name in ((None, "reward_clipping"), ("sync", "repeat_action_probability")):
+    for mode, name in ((None, "reward_clipping"), ("sync", "frameskip")):
         defaults, given = {}, {name: "the user's"}
         script.set_up_atari(defaults, [], mode)
         script.set_up_atari(given, [], mode)
         assert given == defaults | {name: "the user's"}
         assert defaults.get("use_fire_reset", mode is None) is False
+        assert "repeat_action_probability" not in defaults  # sticky actions are as the id has them, in films as well
 
 
 REFUSED = {
