@@ -1270,7 +1270,7 @@ def make_recurrent_agent(args, envs):
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True  # images on a GPU: a resumed run ends as an unbroken one
     agent = RecurrentAgent(obs_space, action_space, args, choose_device(args, is_image(obs_space))).eval()
-    if args.num_steps % agent.chunk_length != 0:
+    if agent.chunk_length < 1 or args.num_steps % agent.chunk_length != 0:
         raise UserError(f"num_steps = {args.num_steps} does not divide into chunks of {agent.chunk_length} steps")
     rows_per_minibatch = args.num_steps * args.num_envs // args.num_minibatches
     if rows_per_minibatch < max(2, agent.chunk_length):
