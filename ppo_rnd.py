@@ -18,7 +18,7 @@ measures how new s' is: its novelty, a mean over the features (in the paper, a s
 The intrinsic reward is the novelty divided by the running standard deviation of its discounted sum (section 2.4).
 Extrinsic rewards (the environment's) and intrinsic rewards each have their own discount and critic
 (section 2.3). Extrinsic returns end with the episode. Intrinsic returns go on into the next: an
-agent that dies while exploring can go back to that place: it lost time, not all novelty to come.
+agent that dies while exploring can go back to that place: death costs it time, not all novelty to come.
 PPO's advantage is the weighted sum of both:
 
     A = c_ext A_ext + c_int A_int
@@ -26,7 +26,7 @@ PPO's advantage is the weighted sum of both:
 All else is as in ppo.py with GAE; `diff ppo.py ppo_rnd.py` compares them.
 
     python ppo_rnd.py                                 # MiniGrid-MultiRoom-N4-S5-v1, a few minutes
-    python ppo_rnd.py --intrinsic-coef 0              # novelty counts for nothing: no goal is found
+    python ppo_rnd.py --intrinsic-coef 0              # the policy ignores novelty: no goal is found
     python ppo_rnd.py --evaluate runs/DIR --render    # watch the trained agent
 
 Papers: RND arXiv 1810.12894, PPO arXiv 1707.06347, GAE arXiv 1506.02438. The algorithm ends at
@@ -74,7 +74,7 @@ class Args:
     gamma: float = 0.99  # discount of extrinsic rewards (the paper: 0.999)
     gae_lambda: float = 0.95  # GAE: 0 trusts the critics, 1 the rewards
     extrinsic_coef: float = 2.0  # weight of extrinsic advantages; with norm_adv only the ratio matters
-    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; at 0, its critic and the predictor still learn
+    intrinsic_coef: float = 1.0  # weight of intrinsic advantages; at 0, their critic still learns
     intrinsic_gamma: float = 0.99  # discount of intrinsic rewards
     episodic: bool = False  # let intrinsic returns end with the episode as well
     normalize_intrinsic: bool = True  # divide novelty by the running standard deviation of its discounted sum
@@ -345,7 +345,7 @@ class RND(nn.Module):
         return novelty / math.sqrt(self.sum_stats.var.item() + 1e-8)
 
     def update_obs_stats(self, next_obs, reset_rows):
-        """Update the statistics with next_obs (T, N, …), but not with what a reset led to."""
+        """Update the statistics with next_obs (T, N, …), but not with the first of an episode."""
         for t in range(len(next_obs)):  # a step at a time: in float64, a rollout of images is large
             self.obs_stats.update(next_obs[t][~reset_rows[t]])
 

@@ -71,18 +71,18 @@ class Args:
     rho: float = 0.1  # probability that a slot replays a reward demo next
     phi: float = 0.3  # probability that a slot replays a value demo next
     alpha: float = 10.0  # exponent of the value demos' priorities; 0: all are equally likely
-    # if there are value demos, each new reward demo moves phi / M from phi to rho; M is the room
+    # if there are value demos, each new reward demo moves args.phi / M from phi to rho; M is the room
     # for value demos at the start (capacity), or how many there are (current)
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # an episode with at least this return (of wrapped rewards) becomes a reward demo; it rises later
+    # an episode with at least this return (of wrapped rewards) becomes a reward demo; it can rise later
     # None: the lowest return of the first demos if that is above 0; else every return above 0 will do
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
     initial_agent_demos_dir: str | None = None  # folder of reward demos that may be dropped
     supplementary_demos_dir: str | None = None  # watched: new files become reward demos that may be dropped
     target_agent_demos_dir: str | None = None  # where the best demos are saved; give it again with --resume
-    num_agent_demos_to_save: int = 10  # at most so many reward demos, and value demos, are saved
+    num_agent_demos_to_save: int = 10  # at most this many reward demos, and value demos, are saved
     save_demos_every: int = 10  # rollouts between these saves
     # PPO
     recurrent: bool = True  # a GRU behind the trunk; without it the agent has no memory
@@ -109,7 +109,7 @@ class Args:
     normalize_obs: bool = True  # by their running mean and standard deviation; never images or grids
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
+    sample_actions: bool = False  # draw actions in evaluations too: the likeliest ones can go in circles
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
@@ -410,7 +410,7 @@ class SequenceBuffer:
         reset_rows = torch.as_tensor(self.reset_rows, device=agent.device)
         actions = torch.as_tensor(self.actions, device=agent.device)
         log_probs, _, values, states = agent(obs[:-1], reset_rows, actions, self.state)
-        # Its reset_rows change only the state after it, which nobody asks for.
+        # Its reset_rows change only the state after it, which is not used.
         last_features, _ = agent.features(obs[-1:], reset_rows[-1:], states[-1])
         self.replayed = torch.as_tensor(self.demos.astype(bool), device=agent.device)
         log_probs[self.replayed] = agent.demo_log_prob()
@@ -637,7 +637,7 @@ class PPODBuffer:
         self.anneal_parameters()
         self.check_demo_buffer_capacity()
         lowest = min(d.total for d in self.reward_demos)
-        if lowest > (self.reward_threshold or 0):  # it never falls; None: no return was above 0
+        if lowest > (self.reward_threshold or 0):  # it never falls; None: none was above 0
             self.reward_threshold = lowest
 
     def anneal_parameters(self):
@@ -652,7 +652,7 @@ class PPODBuffer:
     def check_demo_buffer_capacity(self):
         """Drop demos until they fit: value demos of lowest max_value, then the longest reward demos.
 
-        Where reward comes only at the goal, the longest is the worst. Human demos are never dropped.
+        Made for rewards that come only at the goal: there the longest is the worst. Human demos stay.
         """
         while len(self.reward_demos) + len(self.value_demos) > self.args.demo_capacity:
             droppable = [demo for demo in self.reward_demos if not demo.human]
@@ -1078,7 +1078,7 @@ def make_demo_buffer(args, envs):
         raise UserError("demo_capacity or save_demos_every is below 1")
     if args.rho + args.phi >= 1:
         raise UserError(f"rho + phi = {args.rho + args.phi:g} must be below 1: the environment needs its share")
-    if args.supplementary_demos_dir and not Path(args.supplementary_demos_dir).is_dir():
+    if args.supplementary_demos_dir and not args.resume and not Path(args.supplementary_demos_dir).is_dir():
         raise UserError(f"supplementary_demos_dir {args.supplementary_demos_dir} is no folder")
     if Path(args.target_agent_demos_dir or "").is_file():
         raise UserError(f"target_agent_demos_dir {args.target_agent_demos_dir} is a file, not a folder")

@@ -799,12 +799,15 @@ RUN += (
 @pytest.mark.slow
 def test_killed_resumed(script, tmp_path, monkeypatch):
     """With a demo and a GRU. Resumed, it needs no folder of demos."""
+    (tmp_path / "more").mkdir()
     obs = np.random.default_rng(0).normal(size=(31, 4)).astype(np.float32)
     demo = script.Demo(obs, np.ones((30, 1), int), np.ones(30, np.float32), False, 30.0)
     script.save_demo(tmp_path / "demos/0.npz", demo, script.Args(env_id="CartPole-v1"), TWO)
-    kill_and_resume(script, f"{RUN} --initial-human-demos-dir {tmp_path}/demos", 5, monkeypatch, tmp_path)
+    folders = f"--initial-human-demos-dir {tmp_path}/demos --supplementary-demos-dir {tmp_path}/more"
+    kill_and_resume(script, f"{RUN} {folders}", 5, monkeypatch, tmp_path)
     before = content(script)
     Path("demos/0.npz").unlink()
+    Path("more").rmdir()
     assert command(script, "--resume run --no-progress") == 0
     assert content(script) == before
     state = script.read_state("run/checkpoint.pt")["demos"]
