@@ -63,13 +63,13 @@ class Args:
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
     num_envs: int = 1  # environments played side by side
-    buffer_size: int = 100_000  # transitions kept; checkpoints hold them too: gigabytes for images
-    learning_starts: int = 1_000  # environment steps before the first update
+    buffer_size: int = 100_000  # transitions kept, also in checkpoints: gigabytes for images
+    learning_starts: int = 1_000  # steps before the first update
     train_frequency: int = 4  # environment steps from one round of updates to the next
     gradient_steps: int = 1  # gradient steps per round
     batch_size: int = 128  # transitions per gradient step
     gamma: float = 0.99  # discount
-    target_network_frequency: int = 500  # environment steps, not updates, between target updates
+    target_network_frequency: int = 500  # steps (not updates) between target updates
     tau: float = 1.0  # target <- tau Q + (1 - tau) target: 1 copies; a small tau needs --target-network-frequency 4
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon at the end
@@ -77,7 +77,7 @@ class Args:
     max_grad_norm: float | None = None  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
-    normalize_reward: bool = True  # divide by the deviation of discounted sums, for rewards of any size; at most ±10
+    normalize_reward: bool = True  # divide by the deviation of discounted sums: for rewards of any size; up to ±10
     clip_reward: bool = False  # learn from the signs of rewards (Atari); reported returns are true ones
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
@@ -426,7 +426,7 @@ TUNED = {
     "MiniGrid-Empty-5x5-v0": MINIGRID | {"total_timesteps": 50_000},  # as RGB images, too
     "MiniGrid-DoorKey-5x5-v0": MINIGRID | {"exploration_fraction": 0.5, "total_timesteps": 100_000,
                                            "stop_at_return": 0.95},  # as RGB images, too
-    # CleanRL's, but for a smaller buffer, eight environments, clipped errors; not run to the end
+    # CleanRL's, but 8 environments, a smaller buffer, clipped errors; not run to the end
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
@@ -594,7 +594,7 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4, padding_type="zero")
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
 
@@ -612,7 +612,7 @@ def vectors_or_images(envs, env_id):
     for part in parts:  # the list grows while it is walked
         if isinstance(part, spaces.Dict | spaces.Tuple):
             parts += part.values() if isinstance(part, spaces.Dict) else part
-        elif not isinstance(part, plain) or is_image(part):
+        elif not isinstance(part, plain) or sorted((0, 0, *part.shape))[-2] >= 36:
             choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
             raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
     return gym.wrappers.vector.FlattenObservation(envs)

@@ -62,7 +62,7 @@ class Args:
 
     # algorithm
     population_size: int = 128  # candidates of a generation: an even number, for pairs of opposite noise
-    episodes_per_candidate: int = 1  # their mean return is the candidate's return
+    episodes_per_candidate: int = 1  # their mean is the candidate's return
     num_generations: int | None = None  # generations to train for, in place of total_timesteps
     sigma: float = 0.1  # standard deviation of the noise on theta; ARS calls it nu
     fitness: Literal["centered-rank", "standardized", "raw"] = (
@@ -77,14 +77,14 @@ class Args:
     action_noise: float = 0.0  # in training. Discrete: softmax temperature; Box: standard deviation before tanh
     hidden_sizes: tuple[int, ...] = (64, 64)  # --hidden-sizes without a number: one linear layer
     normalize_obs: bool = True  # by mean and standard deviation over all earlier generations
-    checkpoint_every: int = 0  # steps between checkpoints; 0: a tenth, at most 500,000
+    checkpoint_every: int = 0  # steps between checkpoints; 0: a tenth, up to 500,000
     # run
     env_id: str = "CartPole-v1"  # Gymnasium id; module:Id-v0 imports the module first
     env_kwargs: str = "{}"  # arguments of the environment's constructor, as JSON
     wrappers: tuple[str, ...] = ()  # dotted paths, applied in order; with arguments: a.B(size=4)
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
-    total_timesteps: int = 1_000_000  # environment steps to train for, of all candidates together
+    total_timesteps: int = 1_000_000  # steps to train for, of all candidates together
     stop_at_return: float | None = None  # stop once the mean return of an evaluation reaches this
     seed: int = 1  # seed of everything that is drawn at random
     eval_every: int = 0  # steps between evaluations; 0: a tenth of the run
@@ -470,12 +470,12 @@ def count_candidates(run, played, args):
 def set_total(run, done, total):
     """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
 
-    A run ends by steps. So total_timesteps becomes an estimate, from the mean length of the rounds
-    (episodes, generations) so far; after the last round it is exact.
+    A run ends by steps: total_timesteps is estimated from the rounds (episodes, generations) so far.
     """
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)
-        run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
+        is_tenth = 10 * done // total > 10 * (done - 1) // total
+        run.eval_every = run.args.eval_every or (run.step if is_tenth else math.inf)
         run.bar.total = run.args.total_timesteps
 
 
@@ -625,7 +625,7 @@ def vectors_or_images(envs, env_id):
     for part in parts:  # the list grows while it is walked
         if isinstance(part, spaces.Dict | spaces.Tuple):
             parts += part.values() if isinstance(part, spaces.Dict) else part
-        elif not isinstance(part, plain) or is_image(part):
+        elif not isinstance(part, plain) or sorted((0, 0, *part.shape))[-2] >= 36:
             choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
             raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
     return gym.wrappers.vector.FlattenObservation(envs)

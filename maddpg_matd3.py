@@ -20,7 +20,7 @@ Q' and mu' are copies that follow Q and mu slowly. By default (--state-type EP) 
 the sum of all rewards: for cooperative tasks only. With --state-type FP --no-share-policy, as in the
 paper, each agent has its own Q^i of its own reward. MATD3 is MADDPG plus TD3's three tricks: noise
 on mu'(o') smooths Q', the lower value of two critics counts, and actors are updated less often than
-critics. Discrete actions are drawn by Gumbel-softmax.
+critics. Discrete actions are drawn with Gumbel noise.
 
     python maddpg_matd3.py                                 # three agents spread over three landmarks
     python maddpg_matd3.py --env-id mpe2.simple_speaker_listener_v4 --algorithm maddpg
@@ -72,7 +72,7 @@ class Args:
     policy_frequency: int = 2  # critic updates per update of actors and targets; maddpg: 1
     noise_clip: float = 0.5  # the target noise is clipped to ± this (1: half an action's range)
     state_type: Literal["EP", "FP"] = "EP"  # EP: one state, reward, critic for the team; FP: one per agent
-    share_policy: bool = False  # agents share one actor (FP: one critic too, which knows them only by what they see)
+    share_policy: bool = False  # agents share one actor (FP: one critic too, told apart by what they see)
     actor_learning_rate: float = 1e-3  # Adam's learning rate for the actors
     critic_learning_rate: float = 1e-3  # Adam's learning rate for the critics
     anneal_lr: bool = False  # lower both learning rates linearly to zero
@@ -652,7 +652,7 @@ tuned_settings = lambda args: TUNED.get(args.env_id, {}) | ALGORITHMS[args.algor
 def make_agents(args, envs):
     """Untrained Agents for these environments. UserError for unsuitable spaces and flags."""
     named = ALGORITHMS[args.algorithm]
-    if named and all(getattr(args, name) != value for name, value in named.items()):
+    if args.config and named and all(getattr(args, name) != value for name, value in named.items()):
         raise UserError(f"--config is not of --algorithm {args.algorithm}: give {', '.join(named)} as well")
     action_spaces = envs.single_action_space.spaces
     layout = envs.metadata["layout"]

@@ -82,7 +82,7 @@ class Args:
     clip_coef: float = 0.2  # eps of the clipped objective
     value_norm: bool = True  # the critic predicts returns normalised by their running mean and standard deviation
     clip_vloss: bool = True  # clip how far values move in the loss as well
-    clip_vloss_coef: float = 0.2  # values may move this far; with value_norm, in normalised units
+    clip_vloss_coef: float = 0.2  # moving a value further gains nothing; with value_norm, in normalised units
     huber_delta: float = 10.0  # the critic's loss is quadratic for errors up to this, linear beyond
     ent_coef: float = 0.01  # weight of the entropy bonus
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
@@ -624,7 +624,7 @@ def ratios_now(actor, steps):
 
 
 def mappo_update(team, optimizer, all_steps, args, rng, run):
-    """MAPPO: all policies learn from the same A, whatever the updates of the others have changed.
+    """MAPPO: no policy's A is corrected for what the updates of the others have changed.
 
     arXiv 2103.01955, algorithm 1, but the critic learns afterwards.
     """

@@ -75,7 +75,7 @@ class Args:
     # for value demos at the start (capacity), or how many there are (current)
     anneal_by: Literal["capacity", "current"] = "capacity"
     demo_capacity: int = 51  # greatest number of demos, reward and value demos together
-    # an episode with at least this return (of wrapped rewards) becomes a reward demo; it can rise later
+    # an episode with at least this return (of wrapped rewards) becomes a reward demo; it may rise
     # None: the lowest return of the first demos if that is above 0; else every return above 0 will do
     initial_reward_threshold: float | None = None
     initial_human_demos_dir: str | None = None  # folder of reward demos that are never dropped
@@ -109,7 +109,7 @@ class Args:
     normalize_obs: bool = True  # by their running mean and standard deviation; never images or grids
     normalize_reward: bool = True  # divide rewards by the standard deviation of their discounted sum; at most ±10
     clip_reward: bool = False  # learn from the signs of rewards; reported returns are true ones
-    sample_actions: bool = False  # draw actions in evaluations too: the likeliest ones can go in circles
+    sample_actions: bool = False  # draw in evaluations too: most likely actions can go in circles
     checkpoint_every: int = 0  # steps between checkpoints, which restart all episodes; 0: 5,000 * num_envs or more
     # run
     env_id: str = "MiniGrid-DoorKey-16x16-v0"  # Gymnasium id; module:Id-v0 imports the module first
@@ -894,7 +894,7 @@ TUNED = {
         "rho": 0.3, "phi": 0.0, "num_minibatches": 4, "hidden_sizes": (64,), "ent_coef": 0.01,
         "total_timesteps": 200_000,
     },
-    # without demonstrations, tried with one seed: replays of own episodes did no harm there
+    # without demonstrations, one seed: replays did no harm
     "CartPole-v1": SHORT_ROLLOUTS | {
         "num_envs": 32, "num_steps": 64, "learning_rate": 2e-3, "hidden_sizes": (64, 64), "gamma": 0.98,
         "gae_lambda": 0.9, "ent_coef": 0.0, "normalize_obs": False, "total_timesteps": 147_000,
@@ -1215,7 +1215,7 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4, padding_type="zero")
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
 
@@ -1233,7 +1233,7 @@ def vectors_or_images(envs, env_id):
     for part in parts:  # the list grows while it is walked
         if isinstance(part, spaces.Dict | spaces.Tuple):
             parts += part.values() if isinstance(part, spaces.Dict) else part
-        elif not isinstance(part, plain) or is_image(part):
+        elif not isinstance(part, plain) or sorted((0, 0, *part.shape))[-2] >= 36:
             choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
             raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
     return gym.wrappers.vector.FlattenObservation(envs)

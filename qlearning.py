@@ -425,12 +425,12 @@ def new_env(run):
 def set_total(run, done, total):
     """End a run after `total` rounds, of which `done` are over; None: after total_timesteps.
 
-    A run ends by steps. So total_timesteps becomes an estimate, from the mean length of the rounds
-    (episodes, generations) so far; after the last round it is exact.
+    A run ends by steps: total_timesteps is estimated from the rounds (episodes, generations) so far.
     """
     if total is not None and done > 0:
         run.args = replace(run.args, total_timesteps=run.step * total / done)
-        run.eval_every = run.args.eval_every or math.ceil(run.args.total_timesteps / 10)
+        is_tenth = 10 * done // total > 10 * (done - 1) // total
+        run.eval_every = run.args.eval_every or (run.step if is_tenth else math.inf)
         run.bar.total = run.args.total_timesteps
 
 

@@ -7,8 +7,8 @@
 # ///
 """Rainbow: DQN with six improvements, in this one file.
 
-Each is a switch. With all six off and equal settings, it is dqn.py --no-double. As in dqn.py, Q' is
-the target network, a copy of Q that lags behind.
+Each is a switch; TUNED has four off for MountainCar-v0. With all six off and equal settings, it is
+dqn.py --no-double. As in dqn.py, Q' is the target network, a copy of Q that lags behind.
 
     --double          Q chooses the next action, Q' evaluates it         (arXiv 1509.06461)
     --prioritized     draws transitions of large error more often        (arXiv 1511.05952)
@@ -72,13 +72,13 @@ class Args:
     prioritized: bool = True  # replay transitions with larger errors more often
     alpha: float = 0.5  # prioritized: 0 draws uniformly, 1 in proportion to the errors
     beta: float = 0.4  # prioritized: exponent of the importance weights at first; rises linearly to 1
-    dueling: bool = True  # compute Q as value of the state + advantage of the action
+    dueling: bool = True  # Q is the state's value + the action's advantage over the mean one
     multi_step: bool = True  # targets sum --n-step rewards; --no-multi-step: one reward
     n_step: int = 3  # multi-step: how many rewards a target sums
     distributional: bool = True  # C51: learn probabilities of --num-atoms returns, not only the mean
     num_atoms: int = 51  # distributional: number of returns, at equal distances
-    v_min: float = -10.0  # distributional: lowest return; with --no-normalize-reward, min(lowest r, 0) / (1 - gamma)
-    v_max: float = 10.0  # distributional: highest return; with --no-normalize-reward, max(highest r, 0) / (1 - gamma)
+    v_min: float = -10.0  # distributional: lowest return; set it to min(r, 0) / (1 - gamma) with --no-normalize-reward
+    v_max: float = 10.0  # distributional: highest return, as v_min; long episodes need more
     noisy: bool = True  # explore by noise in the weights; else by random actions, see --start-e
     sigma: float = 0.5  # noisy: a layer's sigmas begin at this / sqrt(its inputs)
     # algorithm
@@ -95,8 +95,8 @@ class Args:
     gamma: float = 0.99  # discount
     target_network_frequency: int = 500  # environment steps between copies of Q to the target network
     start_e: float = 1.0  # with --no-noisy: epsilon, the probability of a random action, at the start
-    end_e: float = 0.05  # epsilon at the end
-    exploration_fraction: float = 0.2  # epsilon falls from start_e to end_e in this share of the run, then stays
+    end_e: float = 0.05  # with --no-noisy: epsilon at the end
+    exploration_fraction: float = 0.2  # epsilon falls in this share of the run, then stays
     max_grad_norm: float = 10.0  # gradients longer than this are scaled down to it
     hidden_sizes: tuple[int, ...] = (64, 64)  # of hidden layers (vectors only), as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
@@ -636,7 +636,7 @@ def train(args):
                 for _ in range(args.gradient_steps):
                     slots, weights, batch = buffer.sample(args.batch_size, rng, beta)
                     batch = batch._replace(rewards=agent.scaled(batch.rewards))
-                    agent.draw_noise(rng)  # the same noise for Q(s, a) and a*; arXiv 1706.10295 draws it twice
+                    agent.draw_noise(rng)  # the same noise for Q(s, a) and a*; arXiv 1706.10295: one for each
                     target.draw_noise(rng)
                     losses, errors, metrics = losses_of(agent, target, batch, args)
                     loss = (weights * losses).mean()
@@ -700,7 +700,7 @@ TUNED = {
                        "train_frequency": 16, "gradient_steps": 16, "gamma": 0.98, "end_e": 0.07,
                        "target_network_frequency": 600, "hidden_sizes": (128, 128), "v_min": -50.0, "v_max": 0.0,
                        "total_timesteps": 150_000} | AS_THEY_ARE,
-    # the paper's settings, but 8 environments, a smaller buffer and fewer steps; not confirmed here
+    # the paper's, but 8 environments, a smaller buffer, fewer steps, whole games; not confirmed
     "ALE/Pong-v5": ATARI, "ALE/Breakout-v5": ATARI,
 }  # fmt: skip
 tuned_settings = lambda args: TUNED.get(args.env_id, {})  # as the run section calls it
@@ -879,7 +879,7 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4, padding_type="zero")
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
 
@@ -897,7 +897,7 @@ def vectors_or_images(envs, env_id):
     for part in parts:  # the list grows while it is walked
         if isinstance(part, spaces.Dict | spaces.Tuple):
             parts += part.values() if isinstance(part, spaces.Dict) else part
-        elif not isinstance(part, plain) or is_image(part):
+        elif not isinstance(part, plain) or sorted((0, 0, *part.shape))[-2] >= 36:
             choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
             raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
     return gym.wrappers.vector.FlattenObservation(envs)

@@ -443,7 +443,7 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4, padding_type="zero")
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
 
@@ -461,7 +461,7 @@ def vectors_or_images(envs, env_id):
     for part in parts:  # the list grows while it is walked
         if isinstance(part, spaces.Dict | spaces.Tuple):
             parts += part.values() if isinstance(part, spaces.Dict) else part
-        elif not isinstance(part, plain) or is_image(part):
+        elif not isinstance(part, plain) or sorted((0, 0, *part.shape))[-2] >= 36:
             choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
             raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
     return gym.wrappers.vector.FlattenObservation(envs)

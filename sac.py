@@ -20,7 +20,7 @@ J(pi), a is drawn from pi(.|s):
 
 (The paper halves the squares.) In L, no gradient flows through y. In J, a = tanh(mean + sigma noise) is
 reparameterised: the gradient reaches pi through log pi(a|s) and through Q_k(s, a). k = 1 or 2 is the
-critic's number; the lower of two values is overestimated less (clipped double Q-learning). The target
+critic's number; the lower of two values counters overestimation (clipped double Q-learning). The target
 networks Q' follow Q slowly, so that y is stable. Descent on
 J(alpha) = E[ -alpha (log pi(a|s) + target entropy) ] keeps pi's entropy near its target.
 
@@ -68,7 +68,7 @@ class Args:
 
     # algorithm
     alpha: float | None = None  # temperature, the bonus's weight; None: learnt, target entropy -1 per dimension
-    policy_frequency: int = 2  # n: after n critic updates come n updates of actor and alpha; the paper: 1
+    policy_frequency: int = 2  # n: after n critic updates, n of actor and alpha, on the last batch; the paper: 1
     actor_learning_rate: float = 3e-4  # Adam's learning rate for the actor
     critic_learning_rate: float = 3e-4  # Adam's learning rate for the critics, and for alpha
     anneal_lr: bool = False  # lower the learning rates of actor and critics linearly to zero; not alpha's
@@ -83,7 +83,7 @@ class Args:
     tau: float = 0.005  # each update of a target network: target <- tau network + (1 - tau) target
     noise: Literal["gaussian", "ou"] = "gaussian"  # in tanh(mean + sigma noise): independent, or lasting (ou)
     exploration_noise: float = 1.0  # scale of the noise; gaussian and 1: draws from pi itself
-    ou_theta: float = 0.15  # share of ou noise lost per step; with 0.15 its deviation grows to 1.9 exploration_noise
+    ou_theta: float = 0.15  # ou only: share of the noise lost per step; with 0.15 it grows to 1.9 exploration_noise
     hidden_sizes: tuple[int, ...] = (256, 256)  # of actor and critics, as --hidden-sizes 64 64
     normalize_obs: bool = False  # normalise observations (vectors) by their running mean and standard deviation
     normalize_reward: bool = False  # divide rewards by the standard deviation of their discounted sum; at most ±10
@@ -730,7 +730,7 @@ def set_up_atari(kwargs, wrappers, mode):
         return wrappers
     kwargs["max_episode_steps"] = 4 * kwargs.get("max_episode_steps", 27_000)  # of frames
     kwargs.setdefault("frameskip", 1)
-    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4)
+    stack = partial(gym.wrappers.FrameStackObservation, stack_size=4, padding_type="zero")
     return [gym.wrappers.AtariPreprocessing, stack, *wrappers]  # it needs opencv-python
 
 
@@ -748,7 +748,7 @@ def vectors_or_images(envs, env_id):
     for part in parts:  # the list grows while it is walked
         if isinstance(part, spaces.Dict | spaces.Tuple):
             parts += part.values() if isinstance(part, spaces.Dict) else part
-        elif not isinstance(part, plain) or is_image(part):
+        elif not isinstance(part, plain) or sorted((0, 0, *part.shape))[-2] >= 36:
             choose = "a wrapper must choose what to see, as minigrid.wrappers.ImgObsWrapper does"
             raise UserError(f"{env_id}: {part} cannot become a row of numbers: {choose}")
     return gym.wrappers.vector.FlattenObservation(envs)

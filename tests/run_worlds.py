@@ -76,7 +76,7 @@ class Scaled(Picture):
 class Camera(Picture):
     """A picture beside a number."""
 
-    observation_space = spaces.Dict(picture=Picture.observation_space, speed=spaces.Box(0, 1, ()))
+    observation_space = spaces.Dict(picture=Grey.observation_space, speed=spaces.Box(0, 1, ()))
 
 
 class Broken(Plain):

@@ -537,6 +537,19 @@ def test_what_ends_the_run(script):
     assert rehearse(script, world, **four, stop_at_return=3, eval_every=50).evaluations["step"] == [60]
 
 
+@catches("set_total, each round: 10 * done // total > 10 * (done - 1) // total -> True")
+def test_ten_evaluations_of_a_run_of_generations_that_grow(script):
+    """Each of 100 generations is longer than the one before; after every tenth, an evaluation is due."""
+    run, last, due = SimpleNamespace(args=script.Args(), step=0, bar=SimpleNamespace()), 0, []
+    for done in range(1, 101):
+        run.step += done
+        script.set_total(run, done, 100)
+        if run.step // run.eval_every > last // run.eval_every:
+            due.append(done)
+            last = run.step
+    assert due == list(range(10, 101, 10)) and run.args.total_timesteps == run.step
+
+
 # ------------------------------------------------------------------------------------------------------- whole runs
 
 

@@ -526,7 +526,7 @@ RUN += "--total-timesteps 100 --checkpoint-every 30 --eval-every 60 --max-episod
 @catches(
     'train, an optimiser is not saved: , "critic_optimizer": critic_optimizer} -> }',
     "train, updates begin anew: updates = num_updates(run.step, args) -> updates = 0",
-    "make_agents, the other algorithm's --config: if named and all( -> if named and not any(",
+    "make_agents, the other algorithm's --config: named and all( -> named and not any(",
 )
 def test_killed_resumed_evaluated(script, tmp_path, monkeypatch, capsys):
     """A run goes on after a kill as if nothing had happened; --evaluate plays its best weights. As --config it has
