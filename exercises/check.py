@@ -17,6 +17,7 @@ of time. What comes back from them is judged here.
 """
 
 import argparse
+import codecs
 import contextlib
 import functools
 import json
@@ -31,7 +32,7 @@ import time
 from pathlib import Path
 
 from copies import is_begun
-from mechanism import HERE, HUNTS, ROOT, BadInput, Reference, find, hints, judge, plain, run_main
+from mechanism import HERE, HUNTS, ROOT, BadInput, Reference, find, hints, judge, plain, quoted, run_main
 
 NUMBERS = HERE / "numbers.json"  # of a handout, which has no originals
 # Seconds until a process is ended, many times what it takes: an answer, one that trains a network, runs, imports.
@@ -40,7 +41,8 @@ STARTING = 120  # seconds until Python itself must have begun
 BEGUN = '{"begun": true}\r\n'  # runner.py's first line; more may be there by the time that somebody looks
 MOST = 2**26  # bytes of prints, or of answers
 ENDED = "your code has ended its process"
-PASSED_ON = "PATH HOME USERPROFILE SYSTEMROOT PYTHONPATH LD_LIBRARY_PATH OMP_NUM_THREADS SDL_VIDEODRIVER".split()
+PASSED_ON = """PATH HOME USERPROFILE APPDATA SYSTEMROOT PYTHONPATH PYTHONUSERBASE LD_LIBRARY_PATH DYLD_LIBRARY_PATH
+OMP_NUM_THREADS KMP_DUPLICATE_LIB_OK SDL_VIDEODRIVER""".split()
 
 
 def run_child(folder, script, **request):
@@ -104,7 +106,7 @@ class Student:
         self.task, self.path, self.printed = task, Path(path), ""
         self.draws = draws
         try:
-            self.source = self.path.read_bytes()
+            self.source = self.path.read_bytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error}") from None
         if not NUMBERS.exists() and not is_begun(task, self.source.decode(errors="replace")):
@@ -255,7 +257,7 @@ def judge_learning(task, found):
 
 def start(task, folder):
     """The command that begins a task in a folder."""
-    work = "" if str(folder) == "my_work" else f" --work {folder}"
+    work = "" if str(folder) == "my_work" else f" --work {quoted(folder)}"
     return f"python exercises/start.py {task.name}{work}"
 
 

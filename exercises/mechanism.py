@@ -162,9 +162,16 @@ def hints(name):
     return [], ""
 
 
+def quoted(path):
+    """A path as it stands in a command that is to be copied."""
+    return f'"{path}"' if " " in str(path) else str(path)
+
+
 def run_main(main):
     """Call main() for a command line; BadInput is one line on stderr and exit code 2."""
     sys.stdout.reconfigure(errors="replace")  # a terminal without some letter gets a ?
+    if "#" in sys.argv:  # cmd.exe and zsh hand over comments
+        del sys.argv[sys.argv.index("#") :]
     load_tables()
     try:
         sys.exit(main())

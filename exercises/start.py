@@ -16,12 +16,12 @@ import textwrap
 from pathlib import Path
 
 from copies import begun_in, drawn, working_copy
-from mechanism import EXERCISES, HUNTS, BadInput, find, run_main
+from mechanism import EXERCISES, HUNTS, BadInput, find, quoted, run_main
 
 
 def new_source(tasks, path, number, force):
     """What is to stand in the working copy: exercises are added to those begun there. BadInput if they cannot be."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() and not force else ""
+    text = path.read_text(encoding="utf-8-sig", errors="replace") if path.exists() and not force else ""
     begun = begun_in(text)
     again = [task.name for task in tasks if task.name in begun]
     where = "--force begins a new copy and keeps this one under another name, --work FOLDER puts it elsewhere"
@@ -53,7 +53,7 @@ def write_copy(tasks, folder, number=0, force=False):
         if force and path.exists():
             print(f"what was there is kept as {keep(path)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source, encoding="utf-8")
+        path.write_text(source, encoding="utf-8", newline="\n")
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error}") from None
     return path
@@ -110,7 +110,7 @@ def main():
     for task in tasks:
         print("\n".join([*describe(task, args.number), ""]))
     command = f"python {Path(sys.argv[0]).with_name('check.py')} {' '.join(args.names)}"
-    print(f"Work in {path}. Then: {command}" + (f" --work {args.work}" if args.work != "my_work" else ""))
+    print(f"Work in {path}. Then: {command}" + (f" --work {quoted(args.work)}" if args.work != "my_work" else ""))
 
 
 if __name__ == "__main__":

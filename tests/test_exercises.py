@@ -2,6 +2,7 @@
 bugs are found; what a submission cannot do; handouts, the zip for Gradescope, the course.
 """
 
+import codecs
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import minigrid  # noqa: F401  (registers its environments)
@@ -402,6 +404,28 @@ def test_a_copy_holds_several_exercises_and_keeps_what_is_solved(tmp_path, monke
         run(start, monkeypatch, tmp_path, "gae")
     run(start, monkeypatch, tmp_path, "gae", "--force")
     capsys.readouterr()
+
+
+def test_a_copy_that_a_windows_editor_saved(tmp_path, monkeypatch):
+    """Its ends of lines and its byte order mark change nothing."""
+    run(start, monkeypatch, tmp_path, "hunt-ppo", "--work", "my work")
+    path = tmp_path / "my work/ppo.py"
+    text = path.read_bytes()
+    assert b"\r" not in text
+    path.write_bytes(codecs.BOM_UTF8 + text.replace(b"\n", b"\r\n"))
+    assert check.Student(mechanism.find("hunt-ppo"), path).source == text
+    with pytest.raises(BadInput, match="holds hunt-ppo already"):
+        run(start, monkeypatch, tmp_path, "hunt-ppo", "--work", "my work")
+    with pytest.raises(BadInput, match='start.py hunt-dqn --work "my work"'):
+        run(check, monkeypatch, tmp_path, "hunt-dqn", "--work", "my work")
+
+
+def test_a_comment_behind_a_command(tmp_path, monkeypatch, capsys):
+    """zsh and cmd.exe hand it over."""
+    with pytest.raises(SystemExit):
+        program = SimpleNamespace(main=lambda: mechanism.run_main(start.main))
+        run(program, monkeypatch, tmp_path, "gae", "#", "writes it")
+    assert "Work in" in capsys.readouterr().out
 
 
 def test_a_blanked_copy_is_the_script_but_for_the_blanks():
