@@ -64,7 +64,7 @@ class Args:
     n_step: int | None = None  # A2C: steps per environment and update; None: whole episodes, REINFORCE
     learning_rate: float = 1e-3  # Adam's learning rate
     anneal_lr: bool = True  # lower the learning rate linearly to zero
-    num_envs: int = 16  # environments played side by side; REINFORCE: episodes per update
+    num_envs: int = 16  # environments side by side; REINFORCE: episodes per update
     gamma: float = 0.99  # discount
     norm_adv: bool = True  # normalise each update's advantages: a baseline even without a critic
     ent_coef: float = 0.0  # weight of the entropy bonus
@@ -79,7 +79,7 @@ class Args:
     max_episode_steps: int | None = None  # truncate episodes after this many steps
     max_episode_return: float | None = None  # truncate episodes whose return reaches this
     async_envs: bool = False  # a process for each environment: for environments slower than 1 ms a step
-    total_timesteps: int = 500_000  # environment steps to learn from (skipped ones do not count)
+    total_timesteps: int = 500_000  # steps to learn from (skipped ones do not count)
     stop_at_return: float | None = None  # stop once the mean of the last 100 training episodes reaches this
     seed: int = 1  # seed of everything that is drawn at random
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps; auto: the CPU
@@ -194,17 +194,17 @@ class Rollout:
 
         Where rewards are cut off, the critic's value replaces the rest; without a critic, 0 does.
         """
-        tensor = lambda steps: torch.as_tensor(np.array(steps), device=agent.device)
-        rewards = tensor(np.array(self.rewards, np.float32))
+        tensor = lambda steps, dtype=None: torch.as_tensor(np.array(steps, dtype), device=agent.device)
+        rewards = tensor(self.rewards, np.float32)
         next_values = torch.zeros_like(rewards)
         if agent.args.baseline == "value":
-            next_obs = tensor([*self.obs[1:], last_obs])  # obs[t + 1] followed obs[t], even a final one
+            next_obs = tensor([*self.obs[1:], last_obs], np.float32)  # obs[t + 1] followed obs[t], even a final one
             with torch.no_grad():
                 next_values = agent.value(next_obs.flatten(0, 1)).view_as(rewards)
         ends = tensor(self.terminated), tensor(self.truncated)
         returns = compute_returns(rewards, next_values, *ends, agent.args.gamma)
         kept = ~tensor(self.skipped)
-        return tensor(self.obs)[kept], tensor(self.actions)[kept], returns[kept]
+        return tensor(self.obs, np.float32)[kept], tensor(self.actions)[kept], returns[kept]
 
 
 # ------------------------------------------------------------------------------------------- losses
@@ -281,7 +281,7 @@ def train(args):
                 is_over = len(rollout.obs) >= args.n_step and not np.all(rollout.skipped)
 
         obs_of_batch, actions, returns = rollout.batch(agent, obs)
-        agent.train()  # dropout, if you add it, acts in the loss alone
+        agent.train()  # dropout, if added, acts in the loss alone
         loss, metrics = actor_critic_loss(agent, obs_of_batch, actions, returns, args)
         optimizer.zero_grad()
         loss.backward()

@@ -84,6 +84,7 @@ def test_policy_gradient(script):
     "Rollout.batch, skipped rows are learnt from: kept = ~ -> kept = 0 * ",
     "Rollout.batch, the state's own value: self.obs[1:], last_obs -> self.obs",
     'Rollout.batch, never a bootstrap: if agent.args.baseline == "value" -> if False',
+    "Rollout.batch, float64: return tensor(self.obs, np.float32) -> return tensor(self.obs)",
     'Rollout.batch, a critic in any case: if agent.args.baseline == "value" -> if True',
 )
 def test_rollout(script):
@@ -98,12 +99,13 @@ def test_rollout(script):
     for baseline, expected in (("value", [4, 6, 5]), ("none", [2, 2, 3])):
         rollout = script.Rollout()
         for s, r, end, skip in ((1, 1, 0, 0), (2, 2, 1, 0), (8, 9, 0, 1), (3, 3, 0, 0)):
-            state = np.array([[s]], np.float32)
+            state = np.array([[s]], float)  # which some devices lack
             flags = np.array([False]), np.array([end > 0]), np.array([skip > 0])
             rollout.add(state, np.array([s % 2]), np.array([r]), *flags)
         agent = Stub(script.Args(baseline=baseline, gamma=0.5))
-        obs, actions, returns = rollout.batch(agent, np.array([[4]], np.float32))
+        obs, actions, returns = rollout.batch(agent, np.array([[4.0]]))
         close(obs[:, 0], [1, 2, 3])
+        assert obs.dtype == returns.dtype == torch.float32
         assert actions.tolist() == [1, 0, 1]
         close(returns, expected)
 
