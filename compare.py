@@ -5,8 +5,8 @@
 """Compare runs: the learning curves of several run folders in one picture, averaged over seeds.
 
 Runs that differ in nothing but their seed are one setting, and each setting is one curve: the line is the mean over its
-seeds, the band reaches from the worst seed to the best. The legend names what differs. Each environment has a panel.
-A folder that holds no run is left out, with a line that says so.
+seeds; at each step, the band reaches from the lowest seed to the highest. The legend names what differs. Each
+environment has a panel. A folder that holds no run is left out, with a line that says so.
 
     python compare.py runs/*                                  # all runs there are, in compare.png
     python compare.py runs/A runs/B runs/C --table            # and print final means with 95 % intervals
@@ -210,11 +210,13 @@ def draw(panels, labels, args):
             style = ["-", "--", ":", "-."][number // 10 % 4]  # there are ten colours
             marker = "o" if args.returns == "evaluation" or len(x) == 1 else ""  # a single point is no line
             label = label.replace("$", r"\$")  # it begins no formula
+            label = f" {label}" if label.startswith("_") else label  # else the legend leaves it out
             (line,) = axes.plot(x, mean, linestyle=style, marker=marker, markersize=3, label=label)
-            axes.fill_between(x, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=0)
+            width = 3 if len(x) == 1 else 0  # of the band's outline, which is all there is of it at a single point
+            axes.fill_between(x, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=width)
         unit = "environment steps" if args.x == "step" else "seconds of training"
         title = env_id.replace("$", r"\$")
-        axes.set(title=title, xlabel=unit, ylabel=f"{args.returns} return: mean over seeds, worst to best")
+        axes.set(title=title, xlabel=unit, ylabel=f"{args.returns} return: mean over seeds, lowest to highest")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize="small", frameon=False)
         axes.xaxis.set_major_formatter("{x:,.10g}")
         axes.grid(alpha=0.3)
@@ -229,18 +231,20 @@ def confidence_interval(finals):
 
 
 def print_table(panels, labels, args):
-    """The mean of the last returns of each setting's runs, the 95 % interval, the worst seed, the ends of the runs."""
+    """The mean of the last returns of each setting's runs, the 95 % interval, the lowest, the ends of the runs."""
     for env_id, settings in panels.items():
         print(f"\n{env_id}: last {args.returns} return of each run")
-        print(f"{'mean':>10}  {'95 % interval':^24}  {'worst seed':>10}  {'at ' + args.x:^24}  setting")
+        print(f"{'mean':>10}  {'95 % interval':^24}  {'lowest last return':>18}  {'at ' + args.x:^24}  setting")
         for setting, label in zip(settings, labels[env_id]):
             finals = [run.returns[-1] for run in setting]
             ends = sorted(run.x[-1] for run in setting)
             interval = "one seed: no interval"
-            if len(finals) > 1:
+            if ends[0] < 0.9 * ends[-1]:
+                interval = "ends differ: no interval"
+            elif len(finals) > 1:
                 interval = "{:.5g} to {:.5g}".format(*confidence_interval(finals))
             at = f"{ends[0]:,.0f} to {ends[-1]:,.0f}"
-            print(f"{np.mean(finals):>10.5g}  {interval:^24}  {min(finals):>10.5g}  {at:^24}  {label}")
+            print(f"{np.mean(finals):>10.5g}  {interval:^24}  {min(finals):>18.5g}  {at:^24}  {label}")
 
 
 def write_events(runs, folder, follow=False):

@@ -114,12 +114,14 @@ def test_confidence_interval_by_hand():
 
 
 def test_table(tmp_path):
-    """Fails if the table takes another value than each run's last, or gives an interval for a single seed."""
+    """Fails if the table takes another value than each run's last, or gives an interval where there is none."""
     runs = [make_run(tmp_path / f"a{seed}", (9, seed), gamma=0.9, seed=seed) for seed in (1, 2, 3)]
     runs += [make_run(tmp_path / "b", (9, 5), steps=(0, 1000), gamma=0.8)]
-    first, second = run_compare(*runs, "--table", cwd=tmp_path).stdout.splitlines()[-2:]
+    runs += [make_run(tmp_path / f"c{end}", (9, end), steps=(0, end), gamma=0.7, seed=end) for end in (8, 10)]
+    first, second, third = run_compare(*runs, "--table", cwd=tmp_path).stdout.splitlines()[-3:]
     assert first.split() == "2 -0.48434 to 4.4843 1 10 to 10 gamma=0.9 (3 seeds)".split()  # 2 ± 4.303 / √3
     assert second.split() == "5 one seed: no interval 5 1,000 to 1,000 gamma=0.8 (1 seed)".split()
+    assert third.split() == "9 ends differ: no interval 8 8 to 10 gamma=0.7 (2 seeds)".split()
 
 
 def test_rows_that_hold_no_return(tmp_path):
@@ -197,10 +199,21 @@ def test_picture_shows_what_was_computed(tmp_path):
 
 
 def test_letters_of_arguments_command_nothing(tmp_path):
-    """Fails if an argument's letters are read as a formula, hide a curve from the legend, or reach the terminal."""
+    """Fails if a label's letters are read as a formula, hide a curve from the legend, or reach the terminal."""
     runs = [make_run(tmp_path / note[0], (1, 2), note=note) for note in ("$\\frac{$ \x1b[31m", "_")]
     done = run_compare(*runs, "--out", "a.png", "--table", cwd=tmp_path)
     assert done.returncode == 0 and "note=$\\frac{$ ?[31m" in done.stdout and "note=_" in done.stdout
+    (axes,) = compare.draw(read(*runs), {"Pole-v1": ["_a", "b"]}, compare.Args(run_dirs=())).axes
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_a", "b"]
+
+
+def test_band_of_a_single_point(tmp_path):
+    """Fails if the seeds of runs with one evaluation each cannot be seen: their band has no width."""
+    runs = [make_run(tmp_path / str(seed), (seed,), steps=(10,), seed=seed) for seed in (1, 3)]
+    figure = compare.draw(read(*runs), {"Pole-v1": ["a"]}, compare.Args(run_dirs=()))
+    figure.draw_without_rendering()
+    (band,) = figure.axes[0].collections
+    assert band.get_linewidth() > 0 and band.get_datalim(figure.axes[0].transData).intervaly.tolist() == [1, 3]
 
 
 def test_tensorboard_events(tmp_path):
