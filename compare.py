@@ -49,6 +49,7 @@ class Args:
 
 
 IGNORED = "run_dir resume evaluate model render config progress capture_video".split()  # make no other setting
+IGNORED += "target_agent_demos_dir save_demos_every num_agent_demos_to_save".split()
 FOLLOW_EVERY = 10  # seconds
 ONLY_SPEED = "device async_envs".split()  # nor do these, unless seconds are drawn
 # 97.5 % quantiles of Student's t for 2 to 16 seeds; the last one serves for more, and is at most 9 % too large.
@@ -119,6 +120,9 @@ def read_run(folder, returns, x):
     ignored = IGNORED if x == "seconds" else IGNORED + ONLY_SPEED
     for name in ignored:
         arguments.pop(name, None)
+    for name in arguments:
+        if name.endswith("_dir"):  # two clones of the repository have the same demos in two places
+            arguments[name] = "/".join(Path(arguments[name]).parts[-2:])
     csv_name = "metrics.csv" if returns == "training" else "evaluations.csv"
     if csv_name == "evaluations.csv" and not Path(folder, csv_name).exists():
         raise UserError(f"{folder} has no evaluations.csv: --returns training draws its training episodes instead")

@@ -56,6 +56,14 @@ def test_runs_that_differ_only_in_seed_are_one_setting(tmp_path):
     assert len(read(first, second, x="seconds")["Pole-v1"]) == 2  # a GPU does not learn more, but it may be faster
 
 
+def test_demos_of_two_clones_are_one_setting(tmp_path):
+    """Fails if the place of a clone, or where a run saves its demos, splits a curve, or if other demos do not."""
+    first = make_run(tmp_path / "1", (1, 2), initial_human_demos_dir="/a/demos/Pole-v1", target_agent_demos_dir="x")
+    second = make_run(tmp_path / "2", (1, 2), initial_human_demos_dir="/b/demos/Pole-v1", seed=2)
+    third = make_run(tmp_path / "3", (1, 2), initial_human_demos_dir="/b/mine/Pole-v1", seed=3)
+    assert list(map(len, read(first, second, third)["Pole-v1"])) == [2, 1]
+
+
 def test_labels_name_what_differs_and_nothing_else(tmp_path):
     """Fails if a legend names what all share, hides a difference, or miscounts seeds."""
     old = make_run(tmp_path / "old", (1, 2), gamma=0.9)
