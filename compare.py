@@ -11,6 +11,7 @@ environment has a panel. A folder that holds no run is left out, with a line tha
     python compare.py runs/*                                  # all runs there are, in compare.png
     python compare.py runs/A runs/B runs/C --table            # and print final means with 95 % intervals
     python compare.py runs/* --returns training --x seconds   # returns while training, against time
+    python compare.py runs/bug-* runs/sound-* --each          # a curve for each folder, such as a copy with an edit
     python compare.py runs/* --tensorboard events             # and write all figures for TensorBoard
     python compare.py runs/A --tensorboard events --follow    # and go on doing so while the run goes on
 """
@@ -40,6 +41,7 @@ class Args:
     out: str = "compare.png"  # where the picture goes; an earlier one of that name is replaced
     returns: Literal["evaluation", "training"] = "evaluation"  # of evaluations, or of the episodes of training
     x: Literal["step", "seconds"] = "step"  # against environment steps, or seconds since training began
+    each: bool = False  # a setting for each folder, named by it; else two scripts of the same name are taken for one
     labels: tuple[str, ...] = ()  # names for the legends, one for each setting, in the order in which they stand there
     table: bool = False  # also print the final mean of each setting, with its 95 % confidence interval
     tensorboard: str | None = None  # also write all figures of the runs as TensorBoard events, into this new folder
@@ -113,7 +115,7 @@ def read_columns(folder, name, columns):
     return np.array(sorted(table)).T
 
 
-def read_run(folder, returns, x):
+def read_run(folder, returns, x, each=False):
     """A run folder as a LoggedRun. UserError, saying which folder and why, if it is none."""
     arguments = read_arguments(folder)
     seed = arguments.pop("seed")
@@ -123,6 +125,8 @@ def read_run(folder, returns, x):
     for name in arguments:
         if name.endswith("_dir"):  # two clones of the repository have the same demos in two places
             arguments[name] = "/".join(Path(arguments[name]).parts[-2:])
+    if each:
+        arguments = {"script": printable(folder), "env_id": arguments["env_id"]}
     csv_name = "metrics.csv" if returns == "training" else "evaluations.csv"
     if csv_name == "evaluations.csv" and not Path(folder, csv_name).exists():
         raise UserError(f"{folder} has no evaluations.csv: --returns training draws its training episodes instead")
@@ -153,7 +157,7 @@ def read_panels(folders, args):
     runs = []
     for folder in folders:
         try:
-            runs.append(read_run(folder, args.returns, args.x))
+            runs.append(read_run(folder, args.returns, args.x, args.each))
         except UserError as error:
             leave_out(error)
     if not runs:

@@ -64,6 +64,15 @@ def test_demos_of_two_clones_are_one_setting(tmp_path):
     assert list(map(len, read(first, second, third)["Pole-v1"])) == [2, 1]
 
 
+def test_each_folder_a_setting(tmp_path):
+    """Fails if a script and a copy of it with a bug are averaged although --each is given, or are not named."""
+    runs = [make_run(tmp_path / name, (1, value)) for name, value in (("sound-1", 8), ("bug-1", 3))]
+    *_, first, second = run_compare("sound-1", "bug-1", "--each", "--table", cwd=tmp_path).stdout.splitlines()
+    assert (first.split()[0], first.split()[-3]) == ("8", "sound-1")
+    assert (second.split()[0], second.split()[-3]) == ("3", "bug-1")
+    assert len(read(*runs)["Pole-v1"]) == 1
+
+
 def test_labels_name_what_differs_and_nothing_else(tmp_path):
     """Fails if a legend names what all share, hides a difference, or miscounts seeds."""
     old = make_run(tmp_path / "old", (1, 2), gamma=0.9)
