@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -55,14 +56,31 @@ def test_runs_that_differ_only_in_seed_are_one_setting(tmp_path):
     assert len(read(first, second, x="seconds")["Pole-v1"]) == 2  # a GPU does not learn more, but it may be faster
 
 
+def test_demos_of_two_clones_are_one_setting(tmp_path):
+    """Fails if the place of a clone, or where a run saves its demos, splits a curve, or if other demos do not."""
+    first = make_run(tmp_path / "1", (1, 2), initial_human_demos_dir="/a/demos/Pole-v1", target_agent_demos_dir="x")
+    second = make_run(tmp_path / "2", (1, 2), initial_human_demos_dir="/b/demos/Pole-v1", seed=2)
+    third = make_run(tmp_path / "3", (1, 2), initial_human_demos_dir="/b/mine/Pole-v1", seed=3)
+    assert list(map(len, read(first, second, third)["Pole-v1"])) == [2, 1]
+
+
+def test_each_folder_a_setting(tmp_path):
+    """Fails if a script and a copy of it with a bug are averaged although --each is given, or are not named."""
+    runs = [make_run(tmp_path / name, (1, value)) for name, value in (("sound-1", 8), ("bug-1", 3))]
+    *_, first, second = run_compare("sound-1", "bug-1", "--each", "--table", cwd=tmp_path).stdout.splitlines()
+    assert (first.split()[0], first.split()[-3]) == ("8", "sound-1")
+    assert (second.split()[0], second.split()[-3]) == ("3", "bug-1")
+    assert len(read(*runs)["Pole-v1"]) == 1
+
+
 def test_labels_name_what_differs_and_nothing_else(tmp_path):
     """Fails if a legend names what all share, hides a difference, or miscounts seeds."""
     old = make_run(tmp_path / "old", (1, 2), gamma=0.9)
     seed = make_run(tmp_path / "seed", (1, 2), gamma=0.9, seed=2)
     new = make_run(tmp_path / "new", (1, 2), gamma=0.9, clip_coef=0.2)
-    assert compare.label_settings(read(old, seed)["Pole-v1"]) == ["ppo (2 seeds)"]
+    assert compare.label_panels(read(old, seed), ()) == {"Pole-v1": ["ppo (2 seeds)"]}
     labels = ["clip_coef=not set (2 seeds)", "clip_coef=0.2 (1 seed)"]
-    assert compare.label_settings(read(old, seed, new)["Pole-v1"]) == labels
+    assert compare.label_panels(read(old, seed, new), ()) == {"Pole-v1": labels}
 
 
 def test_labels_across_scripts_leave_out_defaults(tmp_path):
@@ -71,20 +89,21 @@ def test_labels_across_scripts_leave_out_defaults(tmp_path):
     dqn = make_run(tmp_path / "dqn", (1, 2), script="dqn", gamma=0.99, num_envs=1, tau=1)
     soft = make_run(tmp_path / "soft", (1, 2), script="dqn", gamma=0.99, num_envs=1, tau=0.1)
     labels = ["ppo (1 seed)", "dqn, tau=1 (1 seed)", "dqn, tau=0.1 (1 seed)"]
-    assert compare.label_settings(read(ppo, dqn, soft)["Pole-v1"]) == labels
+    assert compare.label_panels(read(ppo, dqn, soft), ()) == {"Pole-v1": labels}
 
 
 def test_labels_that_are_given(tmp_path):
-    """Fails if given names stand at other settings than the legend's, or if one too few goes unnoticed."""
+    """Fails if given names stand at other settings than the legend's, hide seeds, or are one too few unnoticed."""
     runs = [make_run(tmp_path / str(gamma), (1, gamma), gamma=gamma) for gamma in (8, 9)]
     runs += [make_run(tmp_path / "cart", (1, 7), gamma=9, env_id="Cart-v1")]
     panels = read(*runs)
-    assert compare.label_panels(panels, ("a", "b", "c")) == {"Pole-v1": ["a", "b"], "Cart-v1": ["c"]}
+    labels = {"Pole-v1": ["a (1 seed)", "b (1 seed)"], "Cart-v1": ["c (1 seed)"]}
+    assert compare.label_panels(panels, ("a", "b", "c")) == labels
     with pytest.raises(compare.UserError, match="2 --labels for 3 settings"):
         compare.label_panels(panels, ("a", "b"))
     table = run_compare(*runs, "--table", "--labels", "short", "far", "other", cwd=tmp_path).stdout
-    rows = [line.split() for line in table.splitlines() if line.endswith(("short", "far", "other"))]
-    assert [(row[0], row[-1]) for row in rows] == [("8", "short"), ("9", "far"), ("7", "other")]
+    rows = [line.split() for line in table.splitlines() if line.endswith(" seed)")]
+    assert [(row[0], row[-3]) for row in rows] == [("8", "short"), ("9", "far"), ("7", "other")]
 
 
 def test_mean_and_band_by_hand(tmp_path):
@@ -114,12 +133,14 @@ def test_confidence_interval_by_hand():
 
 
 def test_table(tmp_path):
-    """Fails if the table takes another value than each run's last, or gives an interval for a single seed."""
+    """Fails if the table takes another value than each run's last, or gives an interval where there is none."""
     runs = [make_run(tmp_path / f"a{seed}", (9, seed), gamma=0.9, seed=seed) for seed in (1, 2, 3)]
     runs += [make_run(tmp_path / "b", (9, 5), steps=(0, 1000), gamma=0.8)]
-    first, second = run_compare(*runs, "--table", cwd=tmp_path).stdout.splitlines()[-2:]
+    runs += [make_run(tmp_path / f"c{end}", (9, end), steps=(0, end), gamma=0.7, seed=end) for end in (8, 10)]
+    first, second, third = run_compare(*runs, "--table", cwd=tmp_path).stdout.splitlines()[-3:]
     assert first.split() == "2 -0.48434 to 4.4843 1 10 to 10 gamma=0.9 (3 seeds)".split()  # 2 ± 4.303 / √3
     assert second.split() == "5 one seed: no interval 5 1,000 to 1,000 gamma=0.8 (1 seed)".split()
+    assert third.split() == "9 ends differ: no interval 8 8 to 10 gamma=0.7 (2 seeds)".split()
 
 
 def test_rows_that_hold_no_return(tmp_path):
@@ -135,7 +156,7 @@ NO_RUNS = {
     "cannot read evaluations.csv: 'utf-8'": ("evaluations.csv", b"\xff\xfe\x00"),
     "evaluations.csv holds no return yet": ("evaluations.csv", b"step,seconds,return_mean\n1,1,nan\n"),
     "holds no return": ("evaluations.csv", b""),
-    "each row needs numbers for step and return_mean": ("evaluations.csv", b"step,seconds,return_mean\n1,1\n"),
+    "each row needs a number for each column": ("evaluations.csv", b"step,seconds,return_mean\n1,1\n"),
     "it has no config.json": ("config.json", None),
     "has no evaluations.csv: --returns training": ("evaluations.csv", None),
 }
@@ -172,14 +193,46 @@ def test_a_seed_counts_once(tmp_path, capsys):
     assert capsys.readouterr().err == f"left out: {first} has the setting and the seed of {again}\n"
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path):
-    """Fails if runs without a common step are averaged, or if --out may hit a script or a folder that is not there."""
+def test_a_run_that_was_killed_early_is_left_out(tmp_path, capsys):
+    """Fails if runs without a common step are averaged, if the longer ones are left out, or if nothing is said."""
+    killed = make_run(tmp_path / "1", (1, 2), steps=(0, 10), seed=1)
+    late = make_run(tmp_path / "2", (1, 2), steps=(20, 30), seed=2)
+    later = make_run(tmp_path / "3", (1, 2), steps=(25, 30), seed=3)
+    other = make_run(tmp_path / "4", (1, 2), gamma=0.8)
+    settings = read(killed, late, later, other)["Pole-v1"]
+    assert [[run.folder for run in setting] for setting in settings] == [[late, later], [other]]
+    message = f"left out: {killed} ends before another seed of its setting has a return\n"
+    assert capsys.readouterr().err == message
+
+
+def test_what_cannot_be_done_is_refused(tmp_path):
+    """Fails if --out may hit a script or a missing folder, if anything is written, or if no plain line says why."""
     run = make_run(tmp_path / "1", (1, 2))
-    later = make_run(tmp_path / "later", (1, 2), steps=(20, 30), seed=2)
-    refused = {"ends before": [run, later], ".png": [run, "--out", "a.py"], "cannot write": [run, "--out", "no/a.png"]}
+    (tmp_path / "file").touch()
+    refused = {
+        ".png": [run, "--out", "a.py"],
+        "cannot write no/a.png: no is no folder": [run, "--out", "no/a.png", "--tensorboard", "events"],
+        "nothing/* matches no folder": ["nothing/*"],
+    }
+    if find_spec("tensorboard"):
+        refused["choose a new folder"] = [run, "--tensorboard", "file/x"]
     for words, flags in refused.items():
         done = run_compare(*flags, cwd=tmp_path)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1) and words in done.stderr
+        assert done.returncode == 2 and words in done.stderr.splitlines()[0]
+    assert sorted(os.listdir(tmp_path)) == ["1", "file"]
+
+
+def test_ctrl_c_ends_with_a_line(tmp_path):
+    """Fails if it ends with a traceback."""
+    with mock.patch.object(compare, "draw", side_effect=KeyboardInterrupt):
+        assert run_compare(make_run(tmp_path / "1", (1, 2)), cwd=tmp_path).returncode == "\nstopped"
+
+
+def test_names_in_a_notebook(tmp_path, monkeypatch):
+    """Fails if a Path, or a single name that is no tuple, is no run folder, or if a * is none there."""
+    run = make_run(tmp_path / "1", (1, 2))
+    for run_dirs in (run, Path(run), (Path(run),), f"{tmp_path}/*"):
+        assert compare.find_folders(run_dirs) == [run]
 
 
 def test_picture_shows_what_was_computed(tmp_path):
@@ -197,10 +250,21 @@ def test_picture_shows_what_was_computed(tmp_path):
 
 
 def test_letters_of_arguments_command_nothing(tmp_path):
-    """Fails if an argument's letters are read as a formula, hide a curve from the legend, or reach the terminal."""
+    """Fails if a label's letters are read as a formula, hide a curve from the legend, or reach the terminal."""
     runs = [make_run(tmp_path / note[0], (1, 2), note=note) for note in ("$\\frac{$ \x1b[31m", "_")]
     done = run_compare(*runs, "--out", "a.png", "--table", cwd=tmp_path)
     assert done.returncode == 0 and "note=$\\frac{$ ?[31m" in done.stdout and "note=_" in done.stdout
+    (axes,) = compare.draw(read(*runs), {"Pole-v1": ["_a", "b"]}, compare.Args(run_dirs=())).axes
+    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_a", "b"]
+
+
+def test_band_of_a_single_point(tmp_path):
+    """Fails if the seeds of runs with one evaluation each cannot be seen: their band has no width."""
+    runs = [make_run(tmp_path / str(seed), (seed,), steps=(10,), seed=seed) for seed in (1, 3)]
+    figure = compare.draw(read(*runs), {"Pole-v1": ["a"]}, compare.Args(run_dirs=()))
+    figure.draw_without_rendering()
+    (band,) = figure.axes[0].collections
+    assert band.get_linewidth() > 0 and band.get_datalim(figure.axes[0].transData).intervaly.tolist() == [1, 3]
 
 
 def test_tensorboard_events(tmp_path):
@@ -210,7 +274,12 @@ def test_tensorboard_events(tmp_path):
     make_run(tmp_path / "rows", ("nan", 7), steps=(5, 20), file="metrics.csv")
     Path(run, "metrics.csv").write_text((tmp_path / "rows/metrics.csv").read_text())
     other = make_run(tmp_path / "runs/1", (3, 4), gamma=0.8)
-    assert run_compare(run, other, "--tensorboard", "events", cwd=tmp_path).returncode == 0
+    Path(other, "metrics.csv").write_text("step,seconds,return_mean\n1,1,1\n2,2\n")  # cut off
+    (tmp_path / "runs/none").mkdir()
+    given = [f"{tmp_path}/runs/week/../../runs/week/1", "runs/1", "runs/none"]
+    done = run_compare(*given, "--tensorboard", "events", cwd=tmp_path)
+    assert done.returncode == 0 and "metrics.csv is damaged" in done.stderr
+    assert sorted(os.listdir(tmp_path / "events")) == ["1", "week"]
     figures = {}
     for folder in ("week/1", "1"):
         events = accumulator.EventAccumulator(str(tmp_path / "events" / folder)).Reload()
@@ -227,27 +296,58 @@ def test_tensorboard_events(tmp_path):
     assert again.returncode == 2 and "choose a new folder" in again.stderr
 
 
-def test_a_running_run_is_followed(tmp_path, monkeypatch):
-    """By hand: two rows, a third one comes while it waits, then the summary. Each row is written once."""
+def test_running_runs_are_followed(tmp_path, monkeypatch, capsys):
+    """By hand: A was resumed and has two rows, B has none. While it waits, B gets a row and ends, then A gets a third
+    row, then A ends. Each row is written once, and the table names both as they are at last."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.chdir(tmp_path)
-    run = make_run(tmp_path / "runs/1", (1, 2), steps=(10, 20))
-    path, waits = Path(run, "evaluations.csv"), []
+    folder, other = make_run(tmp_path / "runs/A", (1, 2), steps=(10, 20), gamma=0.9), tmp_path / "runs/B"
+    path, waits = Path(folder, "evaluations.csv"), []
+    Path(folder, "summary.json").touch()
+    os.utime(Path(folder, "summary.json"), (0, 0))  # of the time before it was resumed
+    make_run(other, (), gamma=0.8)
+    rows = (other / "evaluations.csv").read_text()
+    (other / "evaluations.csv").unlink()
 
     def go_on(seconds):
-        """What the run does meanwhile: another row, and after it its end."""
+        """What the runs do meanwhile."""
         waits.append(seconds)
         if len(waits) == 1:
-            last = path.read_text().splitlines()[-1].split(",")
-            path.write_text(path.read_text() + ",".join(["30", *last[1:]]) + "\n")
+            (other / "evaluations.csv").write_text(rows + "30,15,7\n")
+            (other / "summary.json").touch()
+        elif len(waits) == 2:
+            path.write_text(path.read_text() + "30,15,3\n")
         else:
-            Path(run, "summary.json").write_text("{}")
+            Path(folder, "summary.json").touch()
 
     monkeypatch.setattr(compare.time, "sleep", go_on)
-    compare.compare(compare.Args(run_dirs=(run,), tensorboard="events", follow=True))
-    events = accumulator.EventAccumulator(str(tmp_path / "events/1")).Reload()
-    assert [event.step for event in events.Tensors("evaluations/return_mean")] == [10, 20, 30]
-    assert len(waits) == 2 and Path("compare.png").exists()
+    args = compare.Args(run_dirs=(folder, other), tensorboard="events", follow=True, table=True)
+    compare.compare(args)
+    for name, steps in (("A", [10, 20, 30]), ("B", [30])):
+        events = accumulator.EventAccumulator(str(tmp_path / "events" / name)).Reload()
+        assert [event.step for event in events.Tensors("evaluations/return_mean")] == steps
+    assert len(waits) == 3 and Path("compare.png").exists()
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split()[0] == "3" and first.endswith("gamma=0.9 (1 seed)")
+    assert second.split()[0] == "7" and second.endswith("gamma=0.8 (1 seed)")
+
+
+def test_ctrl_c_ends_following(tmp_path, monkeypatch, capsys):
+    """Fails if Ctrl-C, the only end if a run was killed, leaves no picture and table behind."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare.time, "sleep", mock.Mock(side_effect=KeyboardInterrupt))
+    run = make_run(tmp_path / "1", (1, 2))
+    compare.compare(compare.Args(run_dirs=(run,), tensorboard="events", follow=True, table=True))
+    assert Path("compare.png").exists() and "ppo (1 seed)" in capsys.readouterr().out
+
+
+def test_two_drives_of_windows(tmp_path, monkeypatch):
+    """Fails if runs on two drives, which have no common folder, end in a traceback."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(compare.os.path, "commonpath", mock.Mock(side_effect=ValueError))
+    done = run_compare(make_run(tmp_path / "1", (1, 2)), "--tensorboard", "events", cwd=tmp_path)
+    assert done.returncode == 2 and "on one drive" in done.stderr
 
 
 def test_tensorboard_is_optional(tmp_path, monkeypatch):
