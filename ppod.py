@@ -1420,9 +1420,8 @@ def write_file(path, write):
             write(file)
         try:
             os.replace(temporary, path)
-        except PermissionError:  # on Windows, while another program has it open
-            tqdm.write(f"{path} is in use, so it stays as it was: close it elsewhere")
-            temporary.unlink()
+        except PermissionError:  # on Windows: another program has one open
+            tqdm.write(f"{path} is in use, so it stays as it was: close it")
     except (OSError, RuntimeError) as error:  # on a full disk, torch raises a RuntimeError
         raise UserError(f"cannot write {path}: {error}") from error
 
@@ -1708,7 +1707,8 @@ class Run:
 
 
 def main():
-    """Train, or evaluate, as the flags say. What was mistyped is a line on stderr, exit code 2."""
+    """Train or evaluate. What was mistyped is a line on stderr, exit code 2."""
+    sys.stdout.reconfigure(errors="replace")  # "?" for what it lacks
     try:
         args = tuned(*sys.argv[1:])
         if not args.evaluate:
@@ -1720,7 +1720,7 @@ def main():
         if args.render and not args.capture_video and sys.platform == "linux" and not screens & {*os.environ}:
             raise UserError("there is no display for --render; with --capture-video it makes a film")
         agent = load(args.evaluate, args.model, *sys.argv[1:])
-        seed = args.seed + 20_000  # not the episodes by which the best weights were chosen
+        seed = args.seed + 20_000  # not those by which the best weights were chosen
         mean, std = evaluate(agent, args, args.eval_episodes, seed)
         print(f"{args.model} weights: {mean:.2f} ± {std:.2f} over {args.eval_episodes} episodes")
         film = f"{args.evaluate}/videos/{args.model}" if args.capture_video else None

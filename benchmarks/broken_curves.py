@@ -149,7 +149,9 @@ def draw(name, curve):
 
 def main():
     """Draw those that are named, or all."""
-    for name in sys.argv[1:] or CURVES:
+    names = sys.argv[1:]
+    names = names[: names.index("#")] if "#" in names else names  # cmd.exe and zsh hand over comments
+    for name in names or CURVES:
         draw(name, CURVES[name])
         print(PICTURES / f"{name}.png", flush=True)
 

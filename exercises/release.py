@@ -91,7 +91,7 @@ An exercise has up to three steps: your functions on numbers that can be followe
 inputs; and a run that has to learn. `--up-to 1` takes only the first. `--hint` and `--hint 2` help you on.
 A bug hunt: run the file, and look at `learning_curve.png` and `metrics.csv` in its run folder. You are judged by what
 it does, so mend it as you like: all but one line of it is sound. If there is a folder `sheet/`, its `README.md` is the
-experiment of the week; type its commands in that folder.
+experiment of the week; type its commands in that folder, in bash (on a Mac type `bash` first, on Windows use Git Bash).
 """
 
 
@@ -206,6 +206,7 @@ def write_zip(tasks, out, up_to=3):
     with zipfile.ZipFile(out, "x", zipfile.ZIP_DEFLATED) as archive:
         for name, text in {"setup.sh": SETUP, "run_autograder": run, "requirements.txt": REQUIREMENTS}.items():
             entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # Unix, also when it is written on Windows
             entry.external_attr = 0o755 << 16  # who may run it
             archive.writestr(entry, text)
         for path in [*files, *demos]:

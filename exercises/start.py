@@ -21,7 +21,10 @@ from mechanism import EXERCISES, HUNTS, BadInput, find, quoted, run_main
 
 def new_source(tasks, path, number, force):
     """What is to stand in the working copy: exercises are added to those begun there. BadInput if they cannot be."""
-    text = path.read_text(encoding="utf-8-sig", errors="replace") if path.exists() and not force else ""
+    try:
+        text = path.read_text(encoding="utf-8-sig") if path.exists() and not force else ""
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not UTF-8: save it as UTF-8") from None
     begun = begun_in(text)
     again = [task.name for task in tasks if task.name in begun]
     where = "--force begins a new copy and keeps this one under another name, --work FOLDER puts it elsewhere"
@@ -109,7 +112,7 @@ def main():
     path = write_copy(tasks, args.work, args.number, args.force)
     for task in tasks:
         print("\n".join([*describe(task, args.number), ""]))
-    command = f"python {Path(sys.argv[0]).with_name('check.py')} {' '.join(args.names)}"
+    command = f"python {quoted(Path(sys.argv[0]).with_name('check.py'))} {' '.join(args.names)}"
     print(f"Work in {path}. Then: {command}" + (f" --work {quoted(args.work)}" if args.work != "my_work" else ""))
 
 

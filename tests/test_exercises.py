@@ -527,7 +527,7 @@ def test_a_file_cannot_change_its_grade(tmp_path, monkeypatch):
 def test_each_file_that_cannot_be_judged_is_told(tmp_path, monkeypatch, capsys):
     """The others are judged all the same, and what comes next begins on a line of its own."""
     (tmp_path / "qlearning.py").write_text(HEAD + "def f(:\n")
-    (tmp_path / "ppod.py").write_text(copies.working_copy([EXERCISES["ppod-priorities"]]))
+    (tmp_path / "ppod.py").write_text(copies.working_copy([EXERCISES["ppod-priorities"]]), encoding="utf-8")
     names = ["epsilon-greedy", "gae", "ppod-priorities"]
     with pytest.raises(BadInput, match=r"qlearning.py cannot be imported: SyntaxError.*; there is no .*ppo.py"):
         run(check, monkeypatch, tmp_path, *names, "--work", tmp_path)

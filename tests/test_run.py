@@ -478,7 +478,8 @@ def test_a_file_that_is_open_elsewhere(script, monkeypatch, capsys):
 
     monkeypatch.setattr(os, "replace", replace_others)
     assert command(script, RUN) == 0 and "metrics.csv is in use" in capsys.readouterr().out
-    assert not [*Path("run").rglob("*metrics.csv*")] and len(table("evaluations.csv")["step"]) == 3
+    assert [*Path("run").rglob("*metrics.csv*")] == [Path("run/metrics.csv.tmp")]
+    assert len(table("evaluations.csv")["step"]) == 3
 
 
 @catches('Run.check_alone, nobody looks: ["started"] != self.started: -> ["started"] == 0:')
