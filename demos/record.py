@@ -1,19 +1,21 @@
 """Make demonstrations for ppod.py: play by keyboard, let a trained agent play, or take a Minari dataset.
 
-    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0                          # by keyboard; the keys are shown
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0                          # by keyboard, the keys are shown
     python demos/record.py --from-run runs/DIR --num-agent-demos-to-save 3           # good episodes of a trained agent
     python demos/record.py --from-minari DATASET --env-id ENV                        # pip install minari
 
-Good episodes (a return of at least --initial-reward-threshold; if there is none, a positive one) become .npz files in
---target-agent-demos-dir, by default demos/ENV_ID. All flags but those below are ppod.py's own, TUNED included:
---env-kwargs, --wrappers, --max-episode-steps, --seed, … A demo has to be of the same environment as the run that uses
-it. The environment and the format of the files are the script's, which is loaded from the file that --script names.
+Good episodes (a return of at least --initial-reward-threshold; if there is none, a positive one), and all episodes of
+a dataset, become .npz files in --target-agent-demos-dir, by default my_demos/ENV_ID. ppod.py trains from all demos in
+the folder that --initial-human-demos-dir names. They have to be of the same environment. All flags but those below are
+ppod.py's own, TUNED included: --env-kwargs, --wrappers, --max-episode-steps, --seed, … The environment and the format
+of the files are the script's, which is loaded from the file that --script names.
 """
 
 import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +42,11 @@ def load_script(path):
     return script
 
 
+def folder_for(args):
+    """Where demos go. Not into demos/: ppod.py trains from all that it finds there."""
+    return Path(args.target_agent_demos_dir or f"my_demos/{re.sub('[/:]', '-', args.env_id)}")
+
+
 class Recorder(gym.Env):
     """One environment of the script's that saves each good episode as a demo in a folder.
 
@@ -55,7 +62,7 @@ class Recorder(gym.Env):
         self.action_space = self.envs.single_action_space
         self.metadata = self.envs.metadata
         self.render_mode = render_mode
-        self.folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
+        self.folder = folder_for(args)
         self.saved = 0
         self.seed = args.seed  # of the first episode; later ones go on from there
 
@@ -177,7 +184,7 @@ def record_from_minari(script, args, name):
         raise script.UserError(f"cannot load the Minari dataset {name}: {error}") from error
     envs = script.make_envs(args, 1)
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
-    folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
+    folder = folder_for(args)
     for episode in dataset.iterate_episodes():
         obs = episode.observations["image"] if isinstance(episode.observations, dict) else episode.observations
         path = folder / f"{episode.id}.npz"

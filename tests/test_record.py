@@ -32,13 +32,35 @@ def test_the_committed_demos(script):
     close(total, demo.total)
 
 
-def record(script, monkeypatch, flags):
-    """What `python demos/record.py flags` does with this script; the exit code."""
+def record(script, monkeypatch, flags, program="record"):
+    """What `python demos/record.py flags` does with this script, or another program there; the exit code."""
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     monkeypatch.syspath_prepend(Path(script.__file__).parent / "demos")
-    module = importlib.import_module("record")
-    monkeypatch.setattr(module, "load_script", lambda path: script)
-    return command(SimpleNamespace(__name__="record", main=module.main), flags)
+    monkeypatch.setattr(importlib.import_module("record"), "load_script", lambda path: script)
+    return command(SimpleNamespace(__name__=program, main=importlib.import_module(program).main), flags)
+
+
+PICTURES = (
+    "--env-id MiniGrid-DoorKey-5x5-v0 --wrappers minigrid.wrappers.RGBImgPartialObsWrapper(tile_size=8) "
+    "minigrid.wrappers.ImgObsWrapper"
+)
+SOLVERS = [
+    ("solve_doorkey", "", "MiniGrid-DoorKey-16x16-v0/solver"),
+    ("solve_doorkey", PICTURES, "MiniGrid-DoorKey-5x5-v0-pictures/solver"),
+    ("solve_mountaincar", "# --seed 2 is in a comment", "MountainCar-v0/script"),
+]
+
+
+@pytest.mark.parametrize("program, flags, file", SOLVERS, ids=[file for *_, file in SOLVERS])
+def test_solvers(script, tmp_path, monkeypatch, program, flags, file):
+    """The programs make the committed demos again, outside demos/; a second one gets a name of its own."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my_demos", file.split("/")[0].removesuffix("-pictures"))
+    for _ in range(2):
+        assert record(script, monkeypatch, flags, program) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["0.npz", "1.npz"]
+    with np.load(folder / "0.npz") as made, np.load(Path(script.__file__).parent / f"demos/{file}.npz") as committed:
+        assert {*made} == {*committed} and all((made[name] == committed[name]).all() for name in made)
 
 
 def test_record_by_keyboard(script, tmp_path, monkeypatch, capsys):
