@@ -1,6 +1,7 @@
-"""demos/: the committed demonstrations, and record.py, which makes more, by hand or from an agent's episodes."""
+"""demos/: the committed demonstrations, and record.py, which makes more."""
 
 import importlib
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,7 +91,7 @@ def test_record_by_keyboard(script, tmp_path, monkeypatch, capsys):
     assert record(script, monkeypatch, "--env-id Pendulum-v1") == 2 and "Discrete" in capsys.readouterr().err
 
 
-def test_record_from_a_run(script, tmp_path, monkeypatch):
+def test_record_from_a_run(script, tmp_path, monkeypatch, capsys):
     """Episodes of a saved agent, cut off after 5 steps: two are saved if 5 will do, none if they have to return 6."""
     monkeypatch.chdir(tmp_path)
     small = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "gru_size": 4, "chunk_length": 8}
@@ -98,12 +99,55 @@ def test_record_from_a_run(script, tmp_path, monkeypatch):
     script.train(script.tuned(env_id="CartPole-v1", **small))
     limit = "--from-run run --max-episode-steps 5 --num-agent-demos-to-save 2 --initial-reward-threshold"
     assert record(script, monkeypatch, f"{limit} 5 --target-agent-demos-dir recorded") == 0
+    assert "episodes were good" not in capsys.readouterr().out
     assert record(script, monkeypatch, f"{limit} 6 --target-agent-demos-dir none") == 0 and not Path("none").exists()
+    assert "only 0 of 100 episodes were good" in capsys.readouterr().out
     agent = script.load("run")
     (demo, _) = [script.read_demo(path, agent.args, CARTPOLE, TWO) for path in sorted(Path("recorded").iterdir())]
     agent.begin_episodes(1)
     assert [int(agent.act(obs[None])[0]) for obs in demo.obs[:-1]] == demo.actions[:, 0].tolist()
     assert demo.total == 5 and not demo.terminated
+
+
+def test_record_from_minari(script, tmp_path, monkeypatch, capsys):
+    """Two episodes of three steps become demos, beside the one that is there. Of a dataset in which one does not fit,
+    nothing is written. The folder's name has no colon, which Windows does not allow."""
+    observations = np.arange(16, dtype=np.float32).reshape(4, 4)
+    sound = dict(observations=observations, actions=np.array([0, 1, 1]), rewards=[0, 0, 0], terminations=[False] * 3)
+    datasets = {
+        "good": [sound, sound],
+        "short": [sound, sound | {"observations": observations[:3]}],
+        "other": [sound, sound | {"actions": np.array([0, 1, 2])}],
+    }
+    episodes = lambda name: [SimpleNamespace(id=i, **fields) for i, fields in enumerate(datasets[name])]
+    load_dataset = lambda name: SimpleNamespace(iterate_episodes=lambda: episodes(name))
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my_demos/gymnasium-CartPole-v1")
+    folder.mkdir(parents=True)
+    (folder / "0.npz").write_text("mine")
+    flags = "--env-id gymnasium:CartPole-v1 --from-minari"
+    for name, reason in {"short": "observations (3, 4)", "other": "an action is not in Discrete(2)"}.items():
+        assert record(script, monkeypatch, f"{flags} {name}") == 2
+        assert f"{name}, episode 1 does not fit gymnasium:CartPole-v1: {reason}" in capsys.readouterr().err
+        assert len(list(folder.iterdir())) == 1
+    assert record(script, monkeypatch, f"{flags} good # not --from-minari short") == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["0.npz", "1.npz", "2.npz"]
+    assert (folder / "0.npz").read_text() == "mine" and "2 demos -> " in capsys.readouterr().out
+    demo = script.read_demo(folder / "2.npz", script.Args(env_id="gymnasium:CartPole-v1"), CARTPOLE, TWO)
+    assert (demo.obs == observations).all() and demo.actions[:, 0].tolist() == [0, 1, 1] and not demo.terminated
+
+
+def test_record_with_another_script(script, tmp_path, monkeypatch, capsys):
+    """What is no file, no Python or no copy of ppod.py is one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(script.__file__).parent / "demos")
+    main = importlib.import_module("record").main
+    Path("no_demos.py").write_text("x = 1")
+    Path("text.md").write_text("x = 1")
+    for path in ("nowhere.py", "text.md", "no_demos.py"):
+        assert command(SimpleNamespace(__name__="record", main=main), f"--script {path} --from-run run") == 2
+        assert capsys.readouterr().err == f"record.py: --script {path} is not ppod.py, nor a changed copy of it\n"
 
 
 def test_tables(monkeypatch):
