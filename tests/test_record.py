@@ -1,4 +1,4 @@
-"""demos/: the committed demonstrations, and record.py, which makes more."""
+"""demos/: the committed demonstrations, record.py, which makes more, and film.py."""
 
 import importlib
 import sys
@@ -148,6 +148,34 @@ def test_record_with_another_script(script, tmp_path, monkeypatch, capsys):
     for path in ("nowhere.py", "text.md", "no_demos.py"):
         assert command(SimpleNamespace(__name__="record", main=main), f"--script {path} --from-run run") == 2
         assert capsys.readouterr().err == f"record.py: --script {path} is not ppod.py, nor a changed copy of it\n"
+
+
+def test_film(script, tmp_path, monkeypatch, capsys):
+    """The film of a run with arguments of its own: the script's line says which, and they are handed over. A folder
+    without a run, and two of one name, are refused before anything is filmed."""
+    pytest.importorskip("pygame")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(script.__file__).parent / "demos")
+    commands = []
+
+    def run(words):  # in this process
+        commands.append(words)
+        return SimpleNamespace(returncode=command(script, " ".join(words[2:])))
+
+    monkeypatch.setattr(importlib.import_module("film"), "subprocess", SimpleNamespace(run=run))
+    kwargs = '{"sutton_barto_reward":true}'
+    small = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "total_timesteps": 16, "max_episode_steps": 5}
+    small |= {"eval_episodes": 1, "run_dir": "runs/A", "progress": False}
+    script.train(script.tuned(env_id="CartPole-v1", env_kwargs=kwargs, **small))
+    refused = {"runs/A runs/none": "runs/none holds no run", "runs/A runs/A/": "two folders have the name A"}
+    for flags, words in refused.items():
+        assert record(script, monkeypatch, flags, "film") == 2 and not commands
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
+    assert record(script, monkeypatch, "runs/A # a comment", "film") == 2 and not Path("films").exists()
+    flags = capsys.readouterr().err.strip().split("add ")[1].replace("'", "")
+    assert record(script, monkeypatch, f"runs/A --folder films --height 40 {flags}", "film") == 0
+    assert commands[-1][1] == script.__file__ and Path("films/A.gif").stat().st_size > 0
 
 
 def test_tables(monkeypatch):
