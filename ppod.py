@@ -1089,8 +1089,8 @@ def make_demo_buffer(args, envs):
     for folder, human in ((args.initial_human_demos_dir, True), (args.initial_agent_demos_dir, False)):
         paths = sorted(Path(folder).glob("*.npz")) if folder else []
         if folder and not paths:
-            how = f"python demos/record.py --env-id {args.env_id}, or copy the repository's demos/ along"
-            raise UserError(f"there are no demos (.npz files) in {folder}; to make one: {how}")
+            how = f"python demos/record.py --env-id {args.env_id} --target-agent-demos-dir {folder}"
+            raise UserError(f"no demos (.npz) in {folder}: {how} makes one; or copy demos/ along")
         for path in paths:
             demo = read_demo(path, args, obs_space, action_space)
             demo_buffer.reward_demos.append(replace(demo, human=human))

@@ -1,22 +1,25 @@
 """Make demonstrations for ppod.py: play by keyboard, let a trained agent play, or take a Minari dataset.
 
-    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0                          # by keyboard; the keys are shown
+    python demos/record.py --env-id MiniGrid-DoorKey-8x8-v0                          # by keyboard, the keys are shown
     python demos/record.py --from-run runs/DIR --num-agent-demos-to-save 3           # good episodes of a trained agent
     python demos/record.py --from-minari DATASET --env-id ENV                        # pip install minari
 
-Good episodes (a return of at least --initial-reward-threshold; if there is none, a positive one) become .npz files in
---target-agent-demos-dir, by default demos/ENV_ID. All flags but those below are ppod.py's own, TUNED included:
---env-kwargs, --wrappers, --max-episode-steps, --seed, … A demo has to be of the same environment as the run that uses
-it. The environment and the format of the files are the script's, which is loaded from the file that --script names.
+Good episodes (a return of at least --initial-reward-threshold; if there is none, a positive one), and all episodes of
+a dataset, become .npz files in --target-agent-demos-dir, by default my_demos/ENV_ID. ppod.py trains from all demos in
+the folder that --initial-human-demos-dir names. They have to be of the same environment. All flags but those below are
+ppod.py's own, TUNED included: --env-kwargs, --wrappers, --max-episode-steps, --seed, … The environment and the format
+of the files are the script's, which is loaded from the file that --script names.
 """
 
 import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import gymnasium as gym
 import numpy as np
@@ -40,6 +43,25 @@ def load_script(path):
     return script
 
 
+def command_line():
+    """The flags, without a comment: cmd.exe and zsh hand it over with them."""
+    flags = sys.argv[1:]
+    return flags[: flags.index("#")] if "#" in flags else flags
+
+
+def folder_for(args):
+    """Where demos go. Not into demos/: ppod.py trains from all that it finds there."""
+    return Path(args.target_agent_demos_dir or f"my_demos/{re.sub('[/:]', '-', args.env_id)}")
+
+
+def free_path(folder):
+    """The first of 0.npz, 1.npz, … that does not exist yet."""
+    number = 0
+    while (folder / f"{number}.npz").exists():
+        number += 1
+    return folder / f"{number}.npz"
+
+
 class Recorder(gym.Env):
     """One environment of the script's that saves each good episode as a demo in a folder.
 
@@ -55,7 +77,7 @@ class Recorder(gym.Env):
         self.action_space = self.envs.single_action_space
         self.metadata = self.envs.metadata
         self.render_mode = render_mode
-        self.folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
+        self.folder = folder_for(args)
         self.saved = 0
         self.seed = args.seed  # of the first episode; later ones go on from there
 
@@ -85,18 +107,11 @@ class Recorder(gym.Env):
         demo = self.script.as_demo(np.array(self.obs), actions, rewards, terminated)
         note = ""
         if self.script.is_good(demo.total, self.args.initial_reward_threshold):
-            path = self.free_path()
+            path = free_path(self.folder)
             self.script.save_demo(path, demo, self.args, self.action_space)
             self.saved += 1
             note = f" -> {path}"
         print(f"return {demo.total:.3f} in {len(self.rewards)} steps{note}")
-
-    def free_path(self):
-        """The first of 0.npz, 1.npz, … that does not exist yet."""
-        number = 0
-        while (self.folder / f"{number}.npz").exists():
-            number += 1
-        return self.folder / f"{number}.npz"
 
     def render(self):
         """A picture of the environment."""
@@ -163,10 +178,11 @@ def record_from_run(script, run_dir, flags):
                 break
         if recorder.saved >= agent.args.num_agent_demos_to_save:
             return
+    print(f"only {recorder.saved} of {MOST_EPISODES} episodes were good: see --initial-reward-threshold")
 
 
 def record_from_minari(script, args, name):
-    """Make a demo file of every episode of a local Minari dataset, good or not."""
+    """Make a demo file of every episode of a local Minari dataset, good or not; of none if one does not fit."""
     try:
         import minari
     except ImportError as error:
@@ -177,20 +193,23 @@ def record_from_minari(script, args, name):
         raise script.UserError(f"cannot load the Minari dataset {name}: {error}") from error
     envs = script.make_envs(args, 1)
     observation_space, action_space = envs.single_observation_space, envs.single_action_space
-    folder = Path(args.target_agent_demos_dir or f"demos/{args.env_id}")
-    for episode in dataset.iterate_episodes():
-        obs = episode.observations["image"] if isinstance(episode.observations, dict) else episode.observations
-        path = folder / f"{episode.id}.npz"
-        try:
-            actions = script.from_env(np.asarray(episode.actions), action_space)
-        except ValueError as error:
-            raise script.UserError(f"{name}, episode {episode.id}: {error}") from error
-        rewards = np.asarray(episode.rewards, np.float32)
-        script.save_demo(
-            path, script.as_demo(np.asarray(obs), actions, rewards, episode.terminations[-1]), args, action_space
-        )
-        script.read_demo(path, args, observation_space, action_space)  # does it fit?
-    print(f"{len(dataset)} demos -> {folder}")
+    demos = []
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "demo.npz")
+        for episode in dataset.iterate_episodes():
+            obs = episode.observations["image"] if isinstance(episode.observations, dict) else episode.observations
+            rewards = np.asarray(episode.rewards, np.float32)
+            try:
+                actions = script.from_env(np.asarray(episode.actions), action_space)
+                demo = script.as_demo(np.asarray(obs), actions, rewards, episode.terminations[-1])
+                script.save_demo(path, demo, args, action_space)
+                demos.append(script.read_demo(path, args, observation_space, action_space))  # does it fit?
+            except (ValueError, script.UserError) as error:
+                reason = error.__cause__ or error  # read_demo's own line names the temporary file
+                raise script.UserError(f"{name}, episode {episode.id} does not fit {args.env_id}: {reason}") from error
+    for demo in demos:
+        script.save_demo(free_path(folder_for(args)), demo, args, action_space)
+    print(f"{len(demos)} demos -> {folder_for(args)}")
 
 
 def main():
@@ -198,14 +217,15 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--script", default=SCRIPT, help="file of the script whose environments and demos these are")
+    parser.add_argument("--script", default=SCRIPT, help="ppod.py, or a changed copy of it")
     parser.add_argument("--from-run", metavar="RUN_DIR", help="let the agent of this run play")
     parser.add_argument("--from-minari", metavar="DATASET", help="make demos of this local Minari dataset")
-    given, flags = parser.parse_known_args()
-    if not Path(given.script).is_file():
-        print(f"{sys.argv[0]}: there is no script {given.script}", file=sys.stderr)
+    given, flags = parser.parse_known_args(command_line())
+    path = Path(given.script)
+    script = load_script(path) if path.is_file() and path.suffix == ".py" else None
+    if not hasattr(script, "as_demo"):
+        print(f"{sys.argv[0]}: --script {path} is not ppod.py, nor a changed copy of it", file=sys.stderr)
         sys.exit(2)
-    script = load_script(given.script)
     try:
         if given.from_run:
             record_from_run(script, given.from_run, flags)

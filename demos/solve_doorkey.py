@@ -1,18 +1,16 @@
-"""Make the demonstration of MiniGrid-DoorKey-16x16-v0 in demos/: a scripted solver that sees the whole map plays once.
+"""Make a demonstration of MiniGrid's DoorKey: a scripted solver that sees the whole map plays once.
 
-    python demos/solve_doorkey.py [--env-id MiniGrid-DoorKey-16x16-v0] [--seed 1] [--folder demos/ENV_ID] [--wrappers …]
+    python demos/solve_doorkey.py [--env-id MiniGrid-DoorKey-16x16-v0] [--seed 1] [--wrappers …]
 
 The solver walks shortest ways: to the key, to the door, to the goal. What is saved is what an agent would have seen,
-the partial view, and the actions. Other flags are ppod.py's own.
+the partial view, and the actions. All flags are ppod.py's own. The file is in --target-agent-demos-dir, by default
+my_demos/ENV_ID; the one of seed 1 is demos/MiniGrid-DoorKey-16x16-v0/solver.npz.
 """
 
 import argparse
 from collections import deque
-from pathlib import Path
 
 import record
-
-HERE = Path(__file__).resolve().parent
 
 LEFT, RIGHT, FORWARD, PICKUP, TOGGLE = 0, 1, 2, 3, 5
 STEPS = (1, 0), (0, 1), (-1, 0), (0, -1)  # east, south, west, north: MiniGrid's directions
@@ -57,15 +55,10 @@ def solve(env):
 
 def main():
     """Play one episode and save it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--env-id", default="MiniGrid-DoorKey-16x16-v0")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder")
-    given, flags = parser.parse_known_args()
-    folder = given.folder or str(HERE / given.env_id)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _, flags = parser.parse_known_args()
     ppod = record.load_script(record.SCRIPT)
-    args = ppod.tuned(*flags, env_id=given.env_id, seed=given.seed, target_agent_demos_dir=folder)
-    recorder = record.Recorder(ppod, args)
+    recorder = record.Recorder(ppod, ppod.tuned(*flags))
     recorder.reset()
     for action in solve(recorder.envs.unwrapped.envs[0].unwrapped):
         recorder.step(action)

@@ -1,25 +1,22 @@
-"""Make the demonstration of the sparse MountainCar in demos/: always push the way the car is rolling.
+"""Make a demonstration of the sparse MountainCar: always push the way the car is rolling.
 
-python demos/solve_mountaincar.py [--seed 0] [--folder demos/MountainCar-v0]
+    python demos/solve_mountaincar.py [--seed 0]
+
+All flags are ppod.py's own. The file is in --target-agent-demos-dir, by default my_demos/MountainCar-v0; the one of
+seed 0 is demos/MountainCar-v0/script.npz.
 """
 
 import argparse
-from pathlib import Path
 
 import record
-
-HERE = Path(__file__).resolve().parent
 
 
 def main():
     """Play one episode and save it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", default=str(HERE / "MountainCar-v0"))
-    given = parser.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _, flags = parser.parse_known_args()
     ppod = record.load_script(record.SCRIPT)
-    args = ppod.tuned(env_id="MountainCar-v0", seed=given.seed, target_agent_demos_dir=given.folder)
-    recorder = record.Recorder(ppod, args)
+    recorder = record.Recorder(ppod, ppod.tuned("--env-id", "MountainCar-v0", *flags, seed=0))
     (_, velocity), _ = recorder.reset()
     over = False
     while not over:

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
+from record import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -45,7 +46,7 @@ def main():
     """Train in both worlds, and draw a row of pictures for each number of episodes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", type=Path, default=ROOT / "docs/films/tables.png")
-    path = parser.parse_args().path
+    path = parser.parse_args(command_line()).path
     figure = Figure(figsize=(11, 8), layout="constrained")
     parts = figure.subfigures(len(EPISODES), len(WORLDS), width_ratios=(2.6, 1))
     for column, env_id in enumerate(WORLDS):

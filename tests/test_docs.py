@@ -111,6 +111,14 @@ def test_blocks_and_links(page):
         assert not anchor or anchor in slugs, f"{path}#{anchor}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_comments_of_commands(page):
+    """zsh and cmd.exe read a comment as part of the command: it holds no character on which they act."""
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for comment in re.findall(r"(?<!\S)#.*", block):
+            assert not re.search(r"""[;'"()`&|<>*?!$]""", comment), comment
+
+
 @pytest.fixture
 def results_page(monkeypatch):
     """benchmarks/results_page.py."""

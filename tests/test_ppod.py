@@ -818,7 +818,7 @@ def test_refused(script, tmp_path, monkeypatch, capsys):
     refused = {"--num-steps 33 --recurrent": "chunks of 32", "--rho 0.6 --phi 0.4": "rho + phi"}
     refused |= {"--chunk-length 0 --recurrent": "chunks of 0"}
     refused |= {"--num-envs 1 --num-steps 32 --num-minibatches 2 --recurrent": "num_minibatches"}
-    refused |= {"--initial-human-demos-dir nowhere": "demos/record.py --env-id CartPole-v1"}
+    refused |= {"--initial-human-demos-dir nowhere": "record.py --env-id CartPole-v1 --target-agent-demos-dir nowhere"}
     refused |= {"--supplementary-demos-dir nowhere": "nowhere"}
     refused |= {f"--target-agent-demos-dir {__file__}": "is a file"}
     refused = {f"--env-id CartPole-v1 {flags}": words for flags, words in refused.items()}
