@@ -1129,7 +1129,7 @@ def read_wrapper(text):
     path, _, arguments = text.partition("(")
     module, _, name = path.rpartition(".")
     if name in REFUSED_WRAPPERS:
-        raise UserError(f"{name} would change evaluations as well: use {REFUSED_WRAPPERS[name]}")
+        raise UserError(f"{name} would start anew at checkpoints: use {REFUSED_WRAPPERS[name]}")
     try:
         call = ast.parse(f"f({arguments or ')'}", mode="eval").body
         given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
