@@ -75,7 +75,7 @@ def read_text(folder, name):
     if not path.is_file():
         raise UserError(f"{folder} is no run folder, or its run has just begun: it has no {name}")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # a spreadsheet puts a mark before the first column
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{folder}: cannot read {name}: {error}") from None
 
@@ -257,7 +257,6 @@ def draw(panels, labels, args):
             style = ["-", "--", ":", "-."][number // 10 % 4]  # there are ten colours
             marker = "o" if args.returns == "evaluation" or len(x) == 1 else ""  # a single point is no line
             label = label.replace("$", r"\$")  # it begins no formula
-            label = f" {label}" if label.startswith("_") else label  # else the legend leaves it out
             (line,) = axes.plot(x, mean, linestyle=style, marker=marker, markersize=3, label=label)
             width = 3 if len(x) == 1 else 0  # of the band's outline, which is all there is of it at a single point
             axes.fill_between(x, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=width)

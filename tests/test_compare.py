@@ -1,5 +1,6 @@
 """compare.py on tiny made-up run folders: grouping, labels, numbers worked out by hand, refusals, the picture."""
 
+import codecs
 import io
 import json
 import os
@@ -250,12 +251,18 @@ def test_picture_shows_what_was_computed(tmp_path):
 
 
 def test_letters_of_arguments_command_nothing(tmp_path):
-    """Fails if a label's letters are read as a formula, hide a curve from the legend, or reach the terminal."""
+    """Fails if a label's letters are read as a formula, or reach the terminal."""
     runs = [make_run(tmp_path / note[0], (1, 2), note=note) for note in ("$\\frac{$ \x1b[31m", "_")]
     done = run_compare(*runs, "--out", "a.png", "--table", cwd=tmp_path)
     assert done.returncode == 0 and "note=$\\frac{$ ?[31m" in done.stdout and "note=_" in done.stdout
-    (axes,) = compare.draw(read(*runs), {"Pole-v1": ["_a", "b"]}, compare.Args(run_dirs=())).axes
-    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_a", "b"]
+
+
+def test_a_table_that_a_spreadsheet_saved(tmp_path):
+    """Fails if its byte order mark hides the first column."""
+    run = make_run(tmp_path / "run", (1, 2))
+    path = Path(run, "evaluations.csv")
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert read(run)["Pole-v1"][0][0].returns.tolist() == [1, 2]
 
 
 def test_band_of_a_single_point(tmp_path):
