@@ -58,9 +58,9 @@ class Args:
 
     # algorithm
     estimator: Literal["gae", "vtrace", "vanilla"] = "gae"  # of advantages; vanilla: return minus value (gae, lambda 1)
-    value_target: Literal["estimator", "returns"] = "estimator"  # of the critic; returns: as vanilla has them
+    value_target: Literal["estimator", "returns"] = "estimator"  # what the critic learns; returns: as with vanilla
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
+    anneal_lr: bool = False  # lower the learning rate linearly to zero; for runs of known length
     num_envs: int = 2  # environments side by side; more are faster
     num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
     num_minibatches: int = 32  # parts of a rollout, one gradient step each; here of 64 steps
@@ -284,7 +284,7 @@ def compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def compute_vtrace(rewards, values, next_values, terminated, truncated, rho, c, gamma):
-    """V-trace: (advantages A_t, targets v_t), each (T, N); pi_old (the paper's mu) played.
+    """V-trace: (advantages A_t, targets v_t), each (T, N); pi_old is the paper's mu.
 
         v_t - V_t = rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1})
         A_t = r_t + gamma v_{t+1} - V_t

@@ -62,7 +62,7 @@ class Args:
     no_mask: bool = False  # ablation: ignore the masks; only rewards show which actions are bad
     naive_mask: bool = False  # ablation: masks for acting (pi_old), but not for learning (pi)
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
+    anneal_lr: bool = False  # lower the learning rate linearly to zero; for runs of known length
     num_envs: int = 2  # environments side by side; more are faster
     num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
     num_minibatches: int = 32  # parts of a rollout, one gradient step each; here of 64 steps

@@ -66,7 +66,7 @@ class Args:
 
     # algorithm
     learning_rate: float = 3e-4  # Adam's learning rate
-    anneal_lr: bool = False  # lower the learning rate linearly to zero: if the length of the run is known
+    anneal_lr: bool = False  # lower the learning rate linearly to zero; for runs of known length
     num_envs: int = 2  # environments side by side; more are faster
     num_steps: int = 1024  # steps per environment and rollout; episodes may go on in the next
     num_minibatches: int = 32  # parts of a rollout, one gradient step each; here of 64 steps
